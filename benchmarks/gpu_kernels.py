@@ -16,10 +16,9 @@ from benchmarks.decode import GROUPS, KEPT, Decoder
 from benchmarks.pairs import interleaved, middle, ratio
 from benchmarks.shaped import HEAD_DIM, HEADS
 from subtoken_train.cache.cache import PackedCache
-from subtoken_train.cache.one_shape import room_for
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.text import TextFamily
-from subtoken_train.inference.decode_step import CapturedStep
+from subtoken_train.inference.decode_step import CapturedStep, room_for
 from subtoken_train.inference.prefill import decode
 from subtoken_train.reducers import build_reducer
 

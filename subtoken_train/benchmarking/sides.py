@@ -97,6 +97,8 @@ class PackedSide(Side):
         try:
             yield
         finally:
+            if self.cache is not None:
+                self.cache.free_shape()
             self._backbone = self._opened = self.cache = None
 
     def prefill(self) -> Tensor:

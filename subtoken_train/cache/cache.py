@@ -29,16 +29,6 @@ class Evictor(Protocol):
         """Prepare the cache for tokens that are about to be appended."""
 
 
-class Shape(Protocol):
-    """Holds a cache while its steps have one shape: ``written`` tokens of tails that begin at ``first_B``."""
-
-    written: Tensor
-    first_B: Tensor
-
-    def release(self, cache: PackedCache) -> None:
-        """Let the cache go, with what is its own."""
-
-
 class PackedCache(Cache):  # type: ignore[misc]
     """Packed layers, and where the next token stands.
 
@@ -46,7 +36,7 @@ class PackedCache(Cache):  # type: ignore[misc]
         next_position: position id of the next token, [B, 1] or (mRoPE) [3, B, 1]; None before a prompt.
         origin_B: prompt of each sample's packed entries: reordering beams of one moves the tails only, unless there is
             an evictor.
-        shape: the tensors that it lies in while its steps have one shape; None: they do not.
+        shape: ``OneShape`` that holds it, while its steps have one; None: they do not.
         expected: tokens that an answer may still have, as far as it is known; of a few, none is captured.
         way: how its last answer was decoded, in words; empty where there is one way.
         appends: whether layers may append now: only while this package's own steps run.
@@ -60,7 +50,7 @@ class PackedCache(Cache):  # type: ignore[misc]
         self.next_position: Tensor | None = None
         self.origin_B: Tensor | None = None
         self.evictor: Evictor | None = None
-        self.shape: Shape | None = None
+        self.shape: Any = None
         self.expected, self.way = 0, ""
         self.appends = False
 

@@ -1,7 +1,7 @@
 """One layer of a packed cache: ``update`` hands the layer itself to the attention function.
 
 The prompt's entries are put in once, by ``store_prompt``; what comes after it is appended in full to a tail, in tensors
-that have room in advance. While a step has *one shape* (``cache/one_shape.py``) a number on the device says where.
+that have room in advance. A number on the device says where, while steps have *one shape* (``decode_step.py``).
 
 Legend: B batch, h key-value heads, R rows (samples, or heads of samples), T tail places, N stored entries and tail
 tokens, d head width, q new tokens.

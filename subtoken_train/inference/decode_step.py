@@ -1,24 +1,28 @@
 """The step that decodes: the layers on tokens that are appended. On CUDA it is captured in a graph and replayed.
 
 A step's calls take the host several times as long as their work takes the device; a replayed graph is one call. What is
-captured is the step itself, on a cache of one shape (``cache/one_shape.py``). A model's last graphs are kept: another
-prompt of the same shape takes one over, under the same weights alone.
+captured is the step itself, on a cache of *one shape*: it reads the whole room of the tails, with unwritten places
+hidden; how many tokens are written, and where the next one stands, are numbers on the device. Its tensors stay where
+they are, and one cache after another moves into them. The fused kernels find entries by a table of addresses, which is
+such a tensor too. So a model's last graphs serve every prompt of the same shape, under the same weights alone.
 
-Legend: B batch, q appended tokens, D model width, V vocabulary.
+Legend: B batch, h key-value heads, T places of a tail's room, d head width, q appended tokens, D model width, V
+vocabulary.
 """
 
 import warnings
+import weakref
 from collections.abc import Callable, Hashable
+from dataclasses import fields, replace
 from functools import partial
 from itertools import chain
-from weakref import WeakKeyDictionary
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from subtoken_train.cache.cache import RESERVED, PackedCache
-from subtoken_train.cache.one_shape import OneShape, room_for, shape_of
+from subtoken_train.cache.key_basis import KeyBasis
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
@@ -26,14 +30,16 @@ from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.family import Family
 from subtoken_train.families.positions import position_bound, rotary_kind, warn_beyond
 from subtoken_train.forks import undoing
+from subtoken_train.kernels.row_table import FusedState, RowTable, Workspace
 
 FEW = 8
 """Fewer tokens of an answer are not worth a graph, whose making costs three steps."""
 KEPT = 4
 """Graphs of a model that are kept, each with the room of its tails."""
+LEAST = 64  # places of a room; others have twice as many, and so on
 DEVICES = ("cuda",)
 SLOWLY = "step by step, because "
-_graphs: WeakKeyDictionary[nn.Module, list["CapturedStep"]] = WeakKeyDictionary()
+_graphs: weakref.WeakKeyDictionary[nn.Module, list["CapturedStep"]] = weakref.WeakKeyDictionary()
 
 
 def run_step(backbone: CompressedBackbone, token_ids_Bq: Tensor, cache: PackedCache) -> Tensor:
@@ -61,6 +67,102 @@ def warn_of_positions(
     if bound is not None and cache.get_seq_length() + new > bound:  # positions may be fewer than tokens
         start = held if padding_B is None else held - padding_B[:, None]
         warn_beyond(config, int(start.max()) + new, int(held.max()))
+
+
+def shape_of(cache: PackedCache, room: int) -> Hashable:
+    """Return what a step of a cache depends on, its tensors' contents left out; equal ones share their graph.
+
+    What the fused kernels do not read is found by the host, so that such a cache is like no other.
+    """
+    cache.prepare()
+    assert cache.next_position is not None
+    layers = []
+    for layer in cache.layers:
+        basis = layer.basis and (type(layer.basis), *(tuple(each.shape) for each in _tensors(layer.basis).values()))
+        found = layer.fused.table if all(block.pages is None for block in layer.blocks) else None
+        table = weakref.ref(cache) if found is None else found.room
+        states = tuple(layer.keys.shape[:2]), layer.keys.shape[3], layer.keys.dtype, layer.device
+        layers.append((states, layer.tail_start_B is None, layer.reaches(room) and layer.window, basis, table))
+    return room, tuple(cache.next_position.shape), tuple(layers)
+
+
+def room_for(tokens: int) -> int:
+    """Return the places of the least room that holds so many tokens."""
+    return max(LEAST, 1 << (tokens - 1).bit_length())
+
+
+class OneShape:
+    """The tensors of a step of one shape, in which one cache is at a time.
+
+    ``room``: places of every tail, T; ``written``: its tokens, int64 [1]; ``position``: of the next one; ``first_B``:
+    positions of the tails' first places. Steps count the second and third up in place.
+    """
+
+    def __init__(self, cache: PackedCache, room: int) -> None:
+        assert cache.next_position is not None
+        self.room, self.position = room, cache.next_position.clone()
+        self.first_B = self.position[..., 0].clone()
+        self.written = torch.zeros(1, dtype=torch.long, device=cache.layers[0].device)
+        workspace = Workspace()  # no other step's, which may outgrow it
+        self.layers = [_LayerShape(layer, room, workspace) for layer in cache.layers]
+        self.holds: weakref.ref[PackedCache] | None = None
+
+    def take(self, cache: PackedCache) -> None:
+        """Let a cache of this shape move in; one that is still here moves out."""
+        before = None if self.holds is None else self.holds()
+        if before is not None and before.shape is self:
+            before.free_shape()
+        assert cache.next_position is not None
+        self.written.fill_(cache.layers[0].tail_length)
+        cache.next_position = self.position.copy_(cache.next_position)
+        self.first_B.copy_(self.position[..., 0] - cache.layers[0].tail_length)
+        cache.shape, self.holds = self, weakref.ref(cache)
+        for held, layer in zip(self.layers, cache.layers, strict=True):
+            held.take(layer)
+            layer.written = self.written
+
+    def release(self, cache: PackedCache) -> None:
+        """Let the cache move out, with what is its own; it is an ordinary cache again, whose tails grow."""
+        cache.shape, cache.next_position = None, self.position.clone()
+        for held, layer in zip(self.layers, cache.layers, strict=True):
+            held.release(layer)
+
+
+class _LayerShape:
+    def __init__(self, layer: PackedLayer, room: int, workspace: Workspace) -> None:
+        batch, heads, _, width = layer.keys.shape
+        self.keys, self.values = (layer.keys.new_zeros(batch, heads, room, width) for _ in range(2))
+        self.start_B = None if layer.tail_start_B is None else layer.tail_start_B.clone()
+        self.basis = layer.basis and replace(layer.basis, **{k: x.clone() for k, x in _tensors(layer.basis).items()})
+        table = layer.fused.table
+        self.fused = FusedState(workspace, None if table is None else table.padded())
+        self.own: tuple[KeyBasis | None, FusedState, RowTable | None] | None = None
+
+    def take(self, layer: PackedLayer) -> None:
+        length, table = layer.tail_length, layer.fused.table
+        self.own = layer.basis, layer.fused, table
+        for room, states in ((self.keys, layer.keys), (self.values, layer.values)):
+            room[:, :, :length] = states[:, :, :length]
+            room[:, :, length:] = 0  # of a cache before it
+        if self.start_B is not None:
+            self.start_B.copy_(layer.tail_start_B)
+        for name, held in _tensors(self.basis).items():
+            held.copy_(getattr(layer.basis, name))
+        if table is not None:
+            assert self.fused.table is not None
+            self.fused.table.take(table)
+        layer.keys, layer.values, layer.tail_start_B, layer.basis = self.keys, self.values, self.start_B, self.basis
+        layer.fused = self.fused
+
+    def release(self, layer: PackedLayer) -> None:
+        assert self.own is not None
+        layer.keys, layer.values = (room[:, :, : layer.tail_length].clone() for room in (self.keys, self.values))
+        layer.tail_start_B = None if self.start_B is None else self.start_B.clone()
+        (layer.basis, layer.fused, layer.fused.table), self.own, layer.written = self.own, None, None
+
+
+def _tensors(basis: KeyBasis | None) -> dict[str, Tensor]:
+    return {} if basis is None else {each.name: getattr(basis, each.name) for each in fields(basis)}
 
 
 class CapturedStep:

@@ -118,24 +118,6 @@ class RowTable:
         for held, new in ((self.rows, own.rows), (self.items, own.items), (self.owners, own.owners)):
             held.copy_(new)
 
-    def facts(self) -> list[int]:
-        """Return all that is no tensor as numbers: a node of a compiled graph takes nothing else."""
-        fill = -1 if self.fill_dtype is None else DTYPES.index(self.fill_dtype)
-        numbers = [self.stretch, self.slots, self.heads, self.piece, self.aligned, int(self.cut), fill]
-        for alike, own in self.launches:
-            numbers += [*alike, len(own)]
-        return numbers
-
-    @classmethod
-    def of_facts(cls, rows: Tensor, items: Tensor, owners: Tensor, facts: list[int]) -> RowTable:
-        """Rebuild a table from ``facts``; it holds no blocks, so the original must outlive it."""
-        stretch, slots, heads, piece, aligned, cut, fill, *own = facts
-        counts = own[4::5]
-        alike = [Alike(*own[i : i + 4]) for i in range(0, len(own), 5)]
-        launches = list(zip(alike, torch.split(items, counts), strict=True))
-        fill_dtype = None if fill < 0 else DTYPES[fill]
-        return cls(rows, items, owners, launches, stretch, slots, heads, piece, aligned, bool(cut), fill_dtype)
-
 
 def _rounded_up(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()

@@ -40,7 +40,8 @@ SHORT = {
     "window": StepCell(ROUTED | {"family": "mistral_window", "precision": "int8"}, layers=1),
 }
 """Models of one layer, which compile in seconds."""
-DRAWN = random.Random(0).sample(pairwise(FACTORS, allowed), 300)
+CAPTURED = [cell for cell in pairwise(FACTORS, allowed) if cell["family"] != "internvl"]  # whose positions are dynamic
+DRAWN = random.Random(0).sample(CAPTURED, 300)
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def captures(monkeypatch):
     return made
 
 
-def compare(cell: StepCell, tokens: int, bound: float = 1e-5, expected: int | None = None) -> None:
+def compare(cell: StepCell, tokens: int, bound: float = 3e-5, expected: int | None = None) -> None:
     """Captured steps beside plain ones on another cache of the same prompts; then both go on plainly."""
     backbone, plain, token_B1 = cell.filled()
     _, caught, _ = cell.filled()
@@ -74,7 +75,7 @@ def compare(cell: StepCell, tokens: int, bound: float = 1e-5, expected: int | No
 
 
 def bound_of(cell: StepCell) -> float:
-    return 0.05 if cell.cell.get("precision") == "bf16" else 1e-5
+    return 0.05 if cell.cell.get("precision") == "bf16" else 3e-5
 
 
 @sampled("cell", DRAWN, every=20, ids=lambda cell: "-".join(cell.values()).replace("/", "k"))

@@ -59,10 +59,17 @@ class Tape(TorchDispatchMode):
             self.calls.append((func, args, kwargs, [each for each in tree_leaves(made) if isinstance(each, Tensor)]))
         return made
 
+    def run(self, function: Callable[..., Tensor], *args: Any) -> Tensor:
+        """Call what torch does not see as operations, and record it as one."""
+        with torch.utils._python_dispatch._disable_current_modes():
+            made = function(*args)
+        self.calls.append((function, args, {}, [made]))
+        return made
+
     @property
     def shapes(self) -> list[tuple[str, list[torch.Size]]]:
         """The operations by name, and the shapes of what they make."""
-        return [(func._schema.name, [each.shape for each in made]) for func, _, _, made in self.calls]
+        return [(str(func), [each.shape for each in made]) for func, _, _, made in self.calls]
 
     def replay(self) -> None:
         """Run everything again; results are written where they were."""

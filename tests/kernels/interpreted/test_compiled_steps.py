@@ -22,12 +22,9 @@ def captures(monkeypatch):
     """Capture on tapes, on which each layer's attention is one operation; count the captures."""
     made, fused = [], triton_attention.fused_decoding
 
-    def as_one_operation(query, table, tail, scale, reach, workspace):
-        if torch.utils._python_dispatch._get_current_dispatch_mode() is None:
-            return fused(query, table, tail, scale, reach, workspace)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch.compiler, "is_compiling", lambda: True)
-            return fused(query, table, tail, scale, reach, workspace)
+    def as_one_operation(*given):
+        tape = torch.utils._python_dispatch._get_current_dispatch_mode()
+        return fused(*given) if tape is None else tape.run(fused, *given)
 
     monkeypatch.setattr(triton_attention, "fused_decoding", as_one_operation)
     monkeypatch.setattr(decode_step, "DEVICES", ("cpu",))
