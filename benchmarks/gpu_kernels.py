@@ -1,16 +1,16 @@
-"""Decoding without the host: ``FixedStep`` replayed from a CUDA graph, and attention's share of a device copy.
+"""Decoding without the host: captured steps, and attention's share of a device copy.
 
 A graph takes the launches off the clock, so that what is left is the work of the device. Without CUDA the same calls
 run as they are.
 """
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from benchmarks.decode import GROUPS, KEPT, Decoder
 from benchmarks.pairs import interleaved, middle, ratio
@@ -18,7 +18,8 @@ from benchmarks.shaped import HEAD_DIM, HEADS
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.text import TextFamily
-from subtoken_train.inference.fixed_step import FixedStep
+from subtoken_train.inference.decode_step import CapturedStep, room_for
+from subtoken_train.inference.prefill import decode
 from subtoken_train.reducers import build_reducer
 
 WARMUP = 3
@@ -56,13 +57,13 @@ def graphed_steps(decoder: Decoder, entries: int, pairs: int) -> dict[str, Any]:
         "token_only": decoder.packed(entries, routed=False),
         "same_bytes": decoder.packed(same_bytes, routed=False),
     }
-    with ExitStack() as stack:
-        steps = {
-            name: stack.enter_context(FixedStep(backbone, cache, WARMUP + pairs, cuda_graph=on_cuda(decoder.device)))
-            for name, cache in caches.items()
-        }
-        turns = {name: partial(step, decoder.token) for name, step in steps.items()}
-        seconds = interleaved(turns, pairs, WARMUP)
+    steps: dict[str, Callable[[Tensor, PackedCache], Tensor]] = dict.fromkeys(caches, partial(decode, backbone))
+    if on_cuda(decoder.device):
+        for name, cache in caches.items():
+            cache.prepare()
+            steps[name] = CapturedStep(backbone, cache, name, room_for(WARMUP + pairs))
+    turns = {name: partial(steps[name], decoder.token, cache) for name, cache in caches.items()}
+    seconds = interleaved(turns, pairs, WARMUP)
     return {
         "entries": entries,
         "step_ms": {name: 1000 * float(np.median(each)) for name, each in seconds.items()},

@@ -71,7 +71,7 @@ def comparison(subject: Subject, prompts: Batch, new_tokens: int) -> tuple[list[
     """All sides, the subject's first, and what is to be said of those that are missing."""
     family, compression, notes = subject.family, subject.compression, list[str]()
     ours = PackedSide(subject.name, subject.words, family, prompts, subject.reducer, subject.bank, compression)
-    sides: list[Side] = [ours]
+    sides = [ours]
     if subject.bank is None:
         notes.append("it drops no value group, so it is its own token-only anchor and its own same-tokens cache")
     else:
@@ -87,6 +87,8 @@ def comparison(subject: Subject, prompts: Batch, new_tokens: int) -> tuple[list[
             words = f"token-only anchor of equal bytes, {_reducer(anchor)}, whole values"
             rounded = replace(compression, round_up=True)
             sides.append(PackedSide(ANCHOR, words, family, prompts, anchor, None, rounded))
+    for side in sides:
+        side.new_tokens = new_tokens
     return [*sides, *dense_sides(family, prompts, new_tokens)], notes
 
 

@@ -86,6 +86,7 @@ class PackedSide(Side):
     reducer: Reducer
     bank: RouterBank | None
     compression: Compression
+    new_tokens: int = 0  # that are expected: of more than a few, steps are captured on CUDA
     cache: Any = None
     _backbone: Any = None
     _opened: Any = None
@@ -96,11 +97,14 @@ class PackedSide(Side):
         try:
             yield
         finally:
+            if self.cache is not None:
+                self.cache.free_shape()
             self._backbone = self._opened = self.cache = None
 
     def prefill(self) -> Tensor:
         self.cache = PackedCache(self.family.shape.num_layers)
         self._opened = prefill(self._backbone, self.prompts, self.cache, self.compression)
+        self.cache.expected = self.new_tokens
         logits_BV: Tensor = self._opened.logits_BV
         return logits_BV
 

@@ -36,7 +36,9 @@ class PackedCache(Cache):  # type: ignore[misc]
         next_position: position id of the next token, [B, 1] or (mRoPE) [3, B, 1]; None before a prompt.
         origin_B: prompt of each sample's packed entries: reordering beams of one moves the tails only, unless there is
             an evictor.
-        written: tokens of the tails, int64 [1] on the device, while steps have one shape; None: they do not.
+        shape: ``OneShape`` that holds it, while its steps have one; None: they do not.
+        expected: tokens that an answer may still have, as far as it is known; of a few, none is captured.
+        way: how its last answer was decoded, in words; empty where there is one way.
         appends: whether layers may append now: only while this package's own steps run.
     """
 
@@ -48,7 +50,8 @@ class PackedCache(Cache):  # type: ignore[misc]
         self.next_position: Tensor | None = None
         self.origin_B: Tensor | None = None
         self.evictor: Evictor | None = None
-        self.written: Tensor | None = None
+        self.shape: Any = None
+        self.expected, self.way = 0, ""
         self.appends = False
 
     @property
@@ -86,6 +89,15 @@ class PackedCache(Cache):  # type: ignore[misc]
             return None
         return lambda layer, input_BqD: states[layer].inputs.append(input_BqD)  # type: ignore[union-attr]
 
+    def advance(self, tokens: int) -> None:
+        """Move ``next_position`` past tokens of which the states follow; a step of one shape counts on the device."""
+        assert self.next_position is not None
+        if self.shape is None:
+            self.next_position = self.next_position + tokens
+        else:
+            self.next_position.add_(tokens)
+            self.shape.written.add_(tokens)
+
     @contextmanager
     def appending(self) -> Iterator[None]:
         """Let layers append inside the block, from ``next_position`` on."""
@@ -100,12 +112,13 @@ class PackedCache(Cache):  # type: ignore[misc]
         for layer in self.layers:
             if may and layer.window is not None and first_B is None:
                 assert self.next_position is not None
-                first_B = self.next_position[:, 0] - layer.tail_length
+                first_B = self.next_position[:, 0] - layer.tail_length if self.shape is None else self.shape.first_B
             layer.first_B = None if first_B is None or layer.window is None else first_B.to(layer.device)
 
     def branch(self) -> PackedCache:
         """Return a cache of the same prompts that grows by itself: only while nothing was appended; no copies."""
         self.check_holds_prompt()
+        self.free_shape()
         own = PackedCache(len(self.layers))
         own.workspace, own.layers = self.workspace, [layer.branch() for layer in self.layers]
         own.next_position, own.origin_B, own.evictor = self.next_position, self.origin_B, copy(self.evictor)
@@ -119,19 +132,10 @@ class PackedCache(Cache):  # type: ignore[misc]
 
     def reserve(self, tokens: int) -> None:
         """Allocate room for tokens to come, ``RESERVED`` at most, so that no step has to."""
+        self.expected, self.way = tokens, ""
         every = RESERVED if self.evictor is None else self.evictor.every
         for layer in self.layers:
             layer.reserve(min(tokens, every, RESERVED))
-
-    def fix_shape(self, tokens: int) -> None:
-        """Give all steps one shape, for ``tokens`` at most; the device counts those written in ``written``."""
-        assert self.evictor is None
-        self.check_free()
-        first = self.layers[0]
-        self.written = torch.full((1,), first.tail_length, device=first.device)
-        for layer in self.layers:
-            layer.reserve(tokens)
-            layer.written = self.written
 
     def count(self, tokens: int) -> None:
         """Record on the host the tokens that steps of one shape appended."""
@@ -139,15 +143,18 @@ class PackedCache(Cache):  # type: ignore[misc]
             layer.tail_length += tokens
 
     def free_shape(self) -> None:
-        """Make it an ordinary cache again, whose steps grow."""
-        self.written = None
-        for layer in self.layers:
-            layer.written = None
+        """Make it an ordinary cache again, whose steps grow, if its steps have one shape."""
+        if self.shape is not None:
+            self.shape.release(self)
 
-    def check_free(self) -> None:
-        """Refuse to go on while steps have one shape."""
-        if self.written is not None:
-            raise ValueError("a fixed step is open on this cache; leave its `with` block first")
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """End an answer with the block: no more tokens are expected then."""
+        try:
+            yield
+        finally:
+            self.free_shape()
+            self.expected = 0
 
     def choose_pages(self, chooses: bool) -> None:
         """Let the next token read only the pages that it chooses, where there are pages, or everything."""
@@ -185,29 +192,31 @@ class PackedCache(Cache):  # type: ignore[misc]
     def kernel_bytes(self) -> int:
         """Bytes of the fused kernels' tables and scratch; 0 where others run."""
         tables = (layer.fused.table for layer in self.layers)
-        return self.workspace.nbytes + sum(table.nbytes for table in tables if table is not None)
+        return self.layers[0].fused.workspace.nbytes + sum(table.nbytes for table in tables if table is not None)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Drop tokens of the tail."""
-        self.check_free()
+        self.free_shape()
         super().crop(tokens_to_remove)
         if self.next_position is not None:
             self.next_position = self.next_position + tokens_to_remove
 
     def reset(self) -> None:
         """Empty the cache; the next prompt fills it."""
+        self.free_shape()
         super().reset()
-        self.next_position = self.origin_B = self.evictor = self.written = None
+        self.next_position = self.origin_B = self.evictor = None
 
     def _select(self, samples: Tensor) -> None:
-        self.check_free()
         assert self.origin_B is not None
         assert self.next_position is not None
         samples = samples.to(self.origin_B.device)
         origin = self.origin_B[samples]
         moves = origin.shape != self.origin_B.shape or not torch.equal(origin, self.origin_B)
         moves = moves or self.evictor is not None  # which packs the tails, so that copies of a prompt differ
+        if moves:
+            self.free_shape()
         for layer in self.layers:
             layer.select(samples, with_prompt=moves)
-        self.origin_B = origin
-        self.next_position = self.next_position.index_select(-2, samples)
+        self.origin_B, chosen = origin, self.next_position.index_select(-2, samples)
+        self.next_position = chosen if self.shape is None else self.next_position.copy_(chosen)

@@ -1,7 +1,7 @@
 """One layer of a packed cache: ``update`` hands the layer itself to the attention function.
 
 The prompt's entries are put in once, by ``store_prompt``; what comes after it is appended in full to a tail, in tensors
-that have room in advance. While a step has *one shape* (``inference/fixed_step.py``) a number on the device says where.
+that have room in advance. A number on the device says where, while steps have *one shape* (``decode_step.py``).
 
 Legend: B batch, h key-value heads, R rows (samples, or heads of samples), T tail places, N stored entries and tail
 tokens, d head width, q new tokens.
@@ -207,11 +207,15 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         if not self.chooses_pages:
             blocks = [block.in_full for block in blocks]
         reach = None
-        places = self.tail_length if self.written is None else int(self.keys.shape[2])
-        if self.window is not None and self.extent + places > self.window:
+        if self.reaches(self.tail_length if self.written is None else int(self.keys.shape[2])):
+            assert self.window is not None
             assert self.first_B is not None
             reach = CacheWindow(self.window, self.first_B)
         return attend(query_BHqd, blocks, self.tail, scale, reach, self.fused, self.fill)
+
+    def reaches(self, places: int) -> bool:
+        """Return whether a tail of so many places may reach beyond the layer's window."""
+        return self.window is not None and self.extent + places > self.window
 
     def get_seq_length(self) -> int:
         """Return the number of tokens seen, padding and evicted ones included."""
@@ -252,7 +256,13 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.fill = None if self.fill is None else self.fill.select(samples)
             self.basis = None if self.basis is None else self.basis.select(samples)
             self.blocks = select_samples(self.blocks, samples.tolist(), self.keys.shape[1])
-        self.keys, self.values = (tail.index_select(0, samples.to(tail.device)) for tail in (self.keys, self.values))
+        chosen = (tail.index_select(0, samples.to(tail.device)) for tail in (self.keys, self.values))
+        if self.written is not None:  # where a captured step finds them
+            self.keys, self.values = (
+                tail.copy_(own) for tail, own in zip((self.keys, self.values), chosen, strict=True)
+            )
+            return
+        self.keys, self.values = chosen
         if self.tail_start_B is not None:
             self.tail_start_B = self.tail_start_B.index_select(0, samples.to(self.tail_start_B.device))
         if self.eviction_state is not None:

@@ -97,6 +97,7 @@ def environment() -> dict[str, str | int | None]:
         "cpu_count": os.cpu_count(),
         "nvidia_smi": (driver := shutil.which("nvidia-smi")),
         "kernel": str(choose_kernel("cuda" if driver else "cpu")),
+        "decoding": "captured in CUDA graphs" if driver else "step by step, because only CUDA has graphs",
     }
 
 

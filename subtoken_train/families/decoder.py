@@ -293,9 +293,10 @@ class DecoderStack:
         """Run some layers under transformers' mask, or one mask, or ``Seen``, for each window; to where it was."""
         home, text_positions = hidden.device, position_ids if position_ids.dim() == 2 else None
         angles: dict[str | None, tuple[Tensor, Tensor]] = {}
+        by_kind = isinstance(getattr(self.decoder.rotary_emb, "rope_type", None), dict)
         for layer in layers:
             index = layer.self_attn.layer_idx
-            if (kind := self._rotary_of(index)) not in angles:
+            if (kind := self._rotary_of(index) if by_kind else None) not in angles:
                 angles[kind] = self.angles(index, hidden, position_ids)
             own = mask[self.windows[index]] if isinstance(mask, dict) else mask
             seen = {"seen": own} if isinstance(own, Seen) else {}

@@ -50,20 +50,21 @@ def greedy_tokens(
     done_B, count_B = torch.zeros_like(next_B, dtype=torch.bool), torch.zeros_like(next_B)
     generated: list[Tensor] = []
     cache.reserve(max_new_tokens - 1)  # the last one is not appended
-    while True:
-        broken = (broken_B & ~done_B).any()  # a sample that is done goes on, and says nothing
-        generated.append(next_B.masked_fill(done_B, pad))
-        count_B = count_B + ~done_B
-        done_B = done_B | torch.isin(next_B, ends)
-        if ended is not None:
-            done_B = done_B | ended(generated)
-        is_broken, all_done = torch.stack([broken, done_B.all()]).tolist()
-        if is_broken:
-            raise no_numbers(f"at token {len(generated)} of an answer", logits_BV.dtype)
-        if len(generated) == max_new_tokens or all_done:
-            return torch.stack(generated, dim=1), count_B
-        logits_BV = decode(backbone, next_B[:, None], cache)
-        next_B, broken_B = logits_BV.argmax(-1), broken_rows(logits_BV)
+    with cache.answering():
+        while True:
+            broken = (broken_B & ~done_B).any()  # a sample that is done goes on, and says nothing
+            generated.append(next_B.masked_fill(done_B, pad))
+            count_B = count_B + ~done_B
+            done_B = done_B | torch.isin(next_B, ends)
+            if ended is not None:
+                done_B = done_B | ended(generated)
+            is_broken, all_done = torch.stack([broken, done_B.all()]).tolist()
+            if is_broken:
+                raise no_numbers(f"at token {len(generated)} of an answer", logits_BV.dtype)
+            if len(generated) == max_new_tokens or all_done:
+                return torch.stack(generated, dim=1), count_B
+            logits_BV = decode(backbone, next_B[:, None], cache)
+            next_B, broken_B = logits_BV.argmax(-1), broken_rows(logits_BV)
 
 
 def given_tokens(

@@ -51,6 +51,7 @@ class CacheReport:
         kept_entries: share of the compressed region's entries, over layers and heads, that an eviction left; None:
             none.
         kv_dtype: of the stored prompt.
+        way: how an answer was decoded on a GPU, in words: captured in a graph, or step by step, and why.
     """
 
     ledger: Ledger
@@ -68,6 +69,7 @@ class CacheReport:
     shares: list[float] = field(default_factory=list)
     kept_entries: float | None = None
     kv_dtype: KVDtype = "model"
+    way: str = ""
 
     @property
     def total_bytes(self) -> int:
@@ -99,6 +101,7 @@ class CacheReport:
         return (
             f"KV {held:,} of {self.dense_bytes:,} bytes ({took}); {self._region_words()}; "
             f"index {self.index_bytes:,}, slack {self.slack_bytes:,} bytes{scratch}{online}"
+            f"{self.way and f'; decoded {self.way}'}"
         )
 
     def _region_words(self) -> str:
@@ -143,6 +146,7 @@ def report(
         shares=[] if compression.threshold is None else _shares(own, regions_PN, shape),
         kept_entries=None if compression.eviction is None else (kept / whole if whole else 1.0),
         kv_dtype=compression.kv_dtype,
+        way=cache.way,
         **held_bytes(cache),
     )
 

@@ -289,7 +289,7 @@ def compressed(
     # transformers checks generate's arguments against the signature
     forward.__signature__ = inspect.signature(model.forward)  # type: ignore[attr-defined]
     # a compiled forward and accelerate's hooks lie on the object; a compiled call would trace into ours
-    with _attributes(model, forward=forward, _compiled_call_impl=None):
+    with cache.answering(), _attributes(model, forward=forward, _compiled_call_impl=None):
         yield
     watch.check()
 

@@ -31,6 +31,7 @@ from subtoken_train.functional.gather import kept_index, take_rows
 from subtoken_train.functional.moving import on_device
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.decode_step import captured_step, next_logits, run_step, warn_of_positions
 from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.inference.layer_packer import LayerPacker
 from subtoken_train.inference.online_eviction import evict_while_decoding
@@ -219,39 +220,29 @@ def append(
     the left, int64, right after the prompt; a single token may choose the pages that it reads.
     """
     family = backbone.family
-    cache.check_free()
+    cache.free_shape()
     assert cache.next_position is not None
     if cache.evictor is not None:
         cache.evictor.before_append(cache)
     use_packed_attention(family.decoder.config)
-    new = token_ids_Bq.shape[1]
-    start = cache.next_position
-    held = start
+    warn_of_positions(backbone, cache, token_ids_Bq.shape[1], padding_B)
     if padding_B is not None:
         cache.pad_tail(padding_B)
-        start = start - padding_B[:, None]
-    bound = position_bound(family.decoder.config)
-    if bound is not None and cache.get_seq_length() + new > bound:  # positions may be fewer than tokens
-        warn_beyond(family.decoder.config, int(start.max()) + new, int(held.max()))
-    # padding stands at 0, as in a prompt: models may divide or take logarithms of positions
-    positions = (start + torch.arange(new, device=token_ids_Bq.device)).clamp(min=0)
+        cache.next_position = cache.next_position - padding_B[:, None]
     cache.choose_pages(chooses_pages)
-    cache.next_position = start
     with cache.appending(), watching_inputs(family, cache.input_observer):
-        hidden = family.decode(family.token_states(token_ids_Bq), positions, cache)
-    cache.next_position = start + new
-    return hidden
+        return run_step(backbone, token_ids_Bq, cache)
 
 
 def decode(backbone: CompressedBackbone, token_ids_Bq: Tensor, cache: PackedCache) -> Tensor:
-    """Append tokens, return the next logits, [B, V]. A token that comes alone chooses the pages that it reads."""
-    return next_logits(backbone, append(backbone, token_ids_Bq, cache, chooses_pages=token_ids_Bq.shape[1] == 1))
+    """Append tokens, return the next logits, [B, V]. A token that comes alone chooses the pages that it reads.
 
-
-@torch.no_grad()
-def next_logits(backbone: CompressedBackbone, hidden_BqD: Tensor) -> Tensor:
-    """Logits after the last of appended tokens, [B, V]."""
-    return backbone.family.logits(hidden_BqD[:, -1:])[:, -1]
+    While an answer is ``expected`` a captured step runs it, if one can; its logits are good until the next token.
+    """
+    alone = token_ids_Bq.shape[1] == 1
+    if alone and (step := captured_step(backbone, cache)) is not None:
+        return step(token_ids_Bq, cache)
+    return next_logits(backbone, append(backbone, token_ids_Bq, cache, chooses_pages=alone))
 
 
 def _warn_of_length(prompts: Batch, family: Family) -> None:

@@ -71,17 +71,42 @@ def library() -> ctypes.CDLL | None:
     return None
 
 
+class _Layout:
+    """What the functions read of a block whose numbers need no copies, made once; a copied block makes its own."""
+
+    def __init__(self, block: Block, dtype: torch.dtype, width: int) -> None:
+        self.of = dtype, width
+        self.plain = _plain(block, dtype)
+        self.scaled = any(payload.scale is not None for payload in block.payloads)
+        self.entries = sum(part.entries for part in block.parts)
+        per_code = max(payload.format.per_code for payload in block.payloads)
+        self.cuts = math.gcd(width // per_code, CUTS, *(_pieces(part) // block.heads for part in block.parts))
+        self.parts = [_part(part, width) for part in block.parts] if self.plain else []
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return type(None), ()
+
+
+def _layout(block: Block, dtype: torch.dtype, width: int) -> _Layout:
+    found = block.layout
+    if not isinstance(found, _Layout) or found.of != (dtype, width):
+        found = block.layout = _Layout(block, dtype, width)
+    return found
+
+
 def serves(query_BHqd: Tensor, blocks: Sequence[Block], tail: Tail) -> bool:
     """Return whether ``native_attention`` takes these."""
-    states = query_BHqd, tail.room_keys_BhTd
+    keys, dtype, width = tail.room_keys_BhTd, query_BHqd.dtype, query_BHqd.shape[3]
     return (
         query_BHqd.shape[2] == 1
-        and all(x.dtype == query_BHqd.dtype and x.dtype in BITS and x.device.type == "cpu" for x in states)
+        and query_BHqd.device.type == keys.device.type == "cpu"
+        and query_BHqd.dtype == keys.dtype
+        and dtype in BITS
         and tail.start_B is None
         and tail.written is None
-        and query_BHqd.shape[3] <= WIDEST
-        and all(block.pages is None and _plain(block, query_BHqd.dtype) for block in blocks)
+        and width <= WIDEST
         and not torch.compiler.is_compiling()
+        and all(block.pages is None and _layout(block, dtype, width).plain for block in blocks)
         and library() is not None
     )
 
@@ -105,31 +130,39 @@ def native_attention(query_BH1d: Tensor, blocks: Sequence[Block], tail: Tail, sc
     last = _Part(keys.data_ptr(), values.data_ptr(), entries=tail.length, apart=room * width, of_cache=1)
     last.channel_bits = BITS[keys.dtype]
     for block in blocks:
-        scales = [
-            [None if x.scale is None else x.scale.float().contiguous() for x in part.payloads] for part in block.parts
-        ]
-        parts = [_part(part, width, own) for part, own in zip(block.parts, scales, strict=True)] + [last]
-        entries, heads = sum(part.entries for part in parts), block.num_rows * block.heads
-        held = (_Part * len(parts))(*parts)
+        layout = _layout(block, query_BH1d.dtype, width)
+        entries, heads = layout.entries + tail.length, block.num_rows * block.heads
+        held = (_Part * (len(layout.parts) + 1))(*layout.parts, last)
+        scales = [_scaled(part, own) for part, own in zip(block.parts, held, strict=False)] if layout.scaled else []
         rows = None if block.rows is None else block.rows.data_ptr()
-        own = _Block(ctypes.addressof(held), rows, len(parts), block.num_rows, block.heads, columns, width, entries)
+        own = _Block(ctypes.addressof(held), rows, len(held), block.num_rows, block.heads, columns, width, entries)
         scores_XGN = query.new_empty(heads, columns, entries)
         compiled.block_scores(ctypes.byref(own), query.data_ptr(), scale, threads, scores_XGN.data_ptr())
         weights_XGN = scores_XGN.softmax(-1)
-        wide = width // max(payload.format.per_code for payload in block.payloads)
-        cuts = math.gcd(wide, CUTS, *(part.pieces // block.heads for part in parts)) if threads > 1 else 1
+        cuts = layout.cuts if threads > 1 else 1
         compiled.block_sums(ctypes.byref(own), weights_XGN.data_ptr(), cuts, threads, sums.data_ptr())
+        del scales  # only now
     return sums.to(query_BH1d.dtype)
 
 
-def _part(part: BlockPart, width: int, scales: Sequence[Tensor | None]) -> _Part:
+def _scaled(part: BlockPart, own: _Part) -> list[Tensor | None]:
+    """Set the scales of a part; they live as long as what is returned."""
+    scales = [None if x.scale is None else x.scale.float().contiguous() for x in part.payloads]
+    own.key_scales, own.value_scales = (None if scale is None else scale.data_ptr() for scale in scales)
+    return scales
+
+
+def _pieces(part: BlockPart) -> int:
+    return len(part.values.piece_bit) if isinstance(part.values, RoutedValues) else 0
+
+
+def _part(part: BlockPart, width: int) -> _Part:
     values, (stored, held) = part.values, part.payloads
     own = _Part(stored.data.data_ptr(), held.data.data_ptr(), entries=part.entries, apart=part.entries * width)
-    own.key_scales, own.value_scales = (None if scale is None else scale.data_ptr() for scale in scales)
     own.channel_bits = stored.format.bits or BITS[stored.dtype]
     if not isinstance(values, RoutedValues):
         return own
-    own.stored, own.pieces = len(values.pieces.data), len(values.piece_bit)
+    own.stored, own.pieces = len(values.pieces.data), _pieces(part)
     own.piece_bit, own.starts = values.piece_bit.data_ptr(), values.offsets.data_ptr()
     if values.index is not None:
         own.bits, own.flags, own.bytes = values.index.data_ptr(), *values.index.shape[1:]

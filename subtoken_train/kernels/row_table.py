@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -92,23 +92,35 @@ class RowTable:
     held: list[object] = field(default_factory=list, repr=False)  # the blocks, and what was made of them, kept alive
     nbytes: int = 0  # of the table, without the blocks
 
-    def facts(self) -> list[int]:
-        """Return all that is no tensor as numbers: a node of a compiled graph takes nothing else."""
-        fill = -1 if self.fill_dtype is None else DTYPES.index(self.fill_dtype)
-        numbers = [self.stretch, self.slots, self.heads, self.piece, self.aligned, int(self.cut), fill]
-        for alike, own in self.launches:
-            numbers += [*alike, len(own)]
-        return numbers
+    @property
+    def room(self) -> tuple[Hashable, ...]:
+        """Return what a launch depends on beside the tensors' contents; ``padded`` tables of equal rooms are alike."""
+        items = tuple((alike, _rounded_up(len(own))) for alike, own in self.launches)
+        sizes = _rounded_up(len(self.rows) + 1), _rounded_up(self.slots + 1), len(self.owners)
+        return *sizes, items, self.stretch, self.heads, self.piece, self.aligned, self.cut, self.fill_dtype
 
-    @classmethod
-    def of_facts(cls, rows: Tensor, items: Tensor, owners: Tensor, facts: list[int]) -> RowTable:
-        """Rebuild a table from ``facts``; it holds no blocks, so the original must outlive it."""
-        stretch, slots, heads, piece, aligned, cut, fill, *own = facts
-        counts = own[4::5]
-        alike = [Alike(*own[i : i + 4]) for i in range(0, len(own), 5)]
-        launches = list(zip(alike, torch.split(items, counts), strict=True))
-        fill_dtype = None if fill < 0 else DTYPES[fill]
-        return cls(rows, items, owners, launches, stretch, slots, heads, piece, aligned, bool(cut), fill_dtype)
+    def padded(self) -> RowTable:
+        """Copy the table into its ``room``; further items read a row without entries, and write a slot of nobody."""
+        rows, slots = _rounded_up(len(self.rows) + 1), _rounded_up(self.slots + 1)
+        idle = torch.tensor([rows - 1, 0, 0, slots - 1], dtype=torch.int32).to(self.items.device)
+        counts = [_rounded_up(len(own)) for _, own in self.launches]
+        items = torch.cat(
+            [torch.cat([own, idle.expand(n - len(own), 4)]) for n, (_, own) in zip(counts, self.launches, strict=True)]
+        )
+        launches = [(alike, own) for (alike, _), own in zip(self.launches, items.split(counts), strict=True)]
+        more = torch.nn.functional.pad(self.rows, (0, 0, 0, rows - len(self.rows)))
+        tables = {"rows": more, "items": items, "owners": self.owners.clone(), "launches": launches, "slots": slots}
+        return replace(self, **tables, held=[], nbytes=more.nbytes + items.nbytes + self.owners.nbytes)
+
+    def take(self, other: RowTable) -> None:
+        """Copy what another table of the same ``room`` says; that one keeps alive what is read."""
+        own = other.padded()
+        for held, new in ((self.rows, own.rows), (self.items, own.items), (self.owners, own.owners)):
+            held.copy_(new)
+
+
+def _rounded_up(count: int) -> int:
+    return 1 << max(0, count - 1).bit_length()
 
 
 def unserved(blocks: Sequence[Block], query_BHqd: Tensor) -> str | None:

@@ -176,6 +176,7 @@ class Block:
     """Numbers of the key channels that cut keys keep, ascending, uint8 (int16 for heads of more than 256) [R, c, k]."""
     pages: PageIndex | None = None  # of the only part, stored whole: what one new token reads of it; None: all
     numbers: list[int] | None = None  # the rows on the host
+    layout: object = field(default=None, init=False, repr=False, compare=False)  # of ``native.py``
 
     def __post_init__(self) -> None:
         if self.numbers is None and self.rows is not None:

@@ -32,13 +32,6 @@ def fused_decoding(
 
     The last axis of queries, keys and values is contiguous, and keys and values have equal strides.
     """
-    if torch.compiler.is_compiling():
-        first_B, size = (None, 0) if reach is None else (reach.first_B, reach.size)
-        states = query_BHqd, tail.room_keys_BhTd, tail.room_values_BhTd, tail.start_B, tail.written, first_B
-        length = tail.length if tail.written is None else 0  # or every token would make a graph
-        tensors = table.rows, table.items, table.owners
-        result: Tensor = _in_graph(*states, *tensors, table.facts(), length, size, scale)
-        return result
     batch, heads, new, width = query_BHqd.shape
     out_BqHd = query_BHqd.new_empty(batch, new, heads, width)
     device = query_BHqd.device
@@ -48,34 +41,6 @@ def fused_decoding(
             rows = query_BHqd[:, :, start:stop], out_BqHd[:, start:stop]
             _launch(*rows, new - stop, table, tail, scale, reach, workspace)
     return out_BqHd.transpose(1, 2)
-
-
-@torch.library.custom_op("subtoken_train::fused_decoding", mutates_args=())
-def _in_graph(
-    query_BHqd: Tensor,
-    keys_BhTd: Tensor,
-    values_BhTd: Tensor,
-    start_B: Tensor | None,
-    written: Tensor | None,
-    first_B: Tensor | None,
-    rows: Tensor,
-    items: Tensor,
-    owners: Tensor,
-    facts: list[int],
-    length: int,
-    window: int,
-    scale: float,
-) -> Tensor:
-    tail = Tail(keys_BhTd, values_BhTd, length, start_B, written)
-    reach = None if first_B is None else CacheWindow(window, first_B)
-    table = RowTable.of_facts(rows, items, owners, facts)
-    return fused_decoding(query_BHqd, table, tail, scale, reach, Workspace())
-
-
-@_in_graph.register_fake
-def _like_result(query_BHqd: Tensor, *_: object) -> Tensor:
-    batch, heads, new, width = query_BHqd.shape
-    return query_BHqd.new_empty(batch, new, heads, width).transpose(1, 2)
 
 
 def _launch(

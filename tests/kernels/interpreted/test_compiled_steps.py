@@ -1,21 +1,15 @@
-"""A compiled step with the fused kernels is one graph, in which each layer's attention is one node."""
+"""Captured steps of the fused kernels, whose graph another prompt takes over; the kernels' tables."""
 
 from copy import deepcopy
 
 import pytest
 import torch
-from transformers import CompileConfig
 
-from subtoken_train.inference.fixed_step import FixedStep
+from subtoken_train.inference import decode_step
 from subtoken_train.inference.prefill import decode
-from tests.support.generation_cells import CELLS, StepCell
-
-ONE_LAYER = {"selector": "linear", "eviction": "own_sets", "protocol": "context_first"}
-KIVI = {"precision": "kivi4", "groups": "2/1"}
-
-
-def one_layer(**cell: str) -> StepCell:
-    return StepCell(ONE_LAYER | cell, layers=1)
+from subtoken_train.kernels import triton_attention
+from tests.support.generation_cells import CELLS
+from tests.support.tape import on_tape
 
 
 @pytest.fixture(autouse=True)
@@ -23,26 +17,36 @@ def forced(monkeypatch):
     monkeypatch.setenv("SUBTOKEN_KERNEL", "triton")
 
 
-@pytest.mark.parametrize("own", [{}, KIVI], ids=["model", "kivi4"])
+@pytest.fixture
+def captures(monkeypatch):
+    """Capture on tapes, on which each layer's attention is one operation; count the captures."""
+    made, fused = [], triton_attention.fused_decoding
+
+    def as_one_operation(*given):
+        tape = torch.utils._python_dispatch._get_current_dispatch_mode()
+        return fused(*given) if tape is None else tape.run(fused, *given)
+
+    monkeypatch.setattr(triton_attention, "fused_decoding", as_one_operation)
+    monkeypatch.setattr(decode_step, "DEVICES", ("cpu",))
+    monkeypatch.setattr(decode_step, "capture", lambda *given: made.append(1) or on_tape(*given))
+    return made
+
+
+@pytest.mark.parametrize("name", ["bits", "own_heads", "kivi4", "padded_tail", "window", "int4_rotated", "cut_keys"])
 @torch.no_grad()
-def test_one_graph_with_one_node_a_layer(own):
-    graphs, cell = [], one_layer(**own)
-
-    def counting(graph, inputs):
-        graphs.append(graph)
-        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
-
-    backbone, compiled, token_B1 = cell.filled()
-    _, plain, _ = cell.filled()
-    config = CompileConfig(fullgraph=True, backend=counting, mode=None)
-    with torch._dynamo.config.patch(recompile_limit=1), FixedStep(backbone, compiled, 4, compile_config=config) as step:
-        for _ in range(4):
-            expected = decode(backbone, token_B1, plain)
-            assert (step(token_B1) - expected).abs().max() < 1e-4
-            token_B1 = expected.argmax(-1, keepdim=True)
-    (graph,) = graphs
-    nodes = [node for node in graph.graph.nodes if "fused_decoding" in str(node.target)]
-    assert len(nodes) == len(compiled.layers)
+def test_prompts_take_over_a_graph(name, captures):
+    """Caches whose samples have unlike entries and lengths move into the tensors of one graph, in turns."""
+    orders = torch.tensor([[0, 1, 2], [2, 0, 1]])
+    caches = [[CELLS[name].filled() for _ in range(2)] for _ in orders]
+    for order, pair in zip(orders, caches, strict=True):
+        for _, cache, _ in pair:
+            cache.batch_select_indices(order)
+    for _ in range(2):
+        for order, ((backbone, caught, token_B1), (_, plain, _)) in zip(orders, caches, strict=True):
+            caught.reserve(20)
+            got = decode(backbone, token_B1[order], caught)
+            assert (got - decode(backbone, token_B1[order], plain)).abs().max() < 1e-4
+    assert len(captures) == 1
 
 
 @torch.no_grad()
@@ -69,13 +73,3 @@ def test_a_copied_cache_has_tables_of_its_own():
     del cache
     assert torch.equal(decode(backbone, token_B1, copied), expected)
     assert {id(layer.fused.workspace) for layer in copied.layers} == {id(copied.workspace)}
-
-
-@torch.no_grad()
-def test_tables_are_there_before_a_step_is_compiled():
-    backbone, cache, token_B1 = one_layer().filled()
-    cache.batch_select_indices(torch.tensor([1, 0]))
-    expected = decode(backbone, token_B1[:2], deepcopy(cache))
-    config = CompileConfig(fullgraph=True, backend="eager", mode=None)
-    with FixedStep(backbone, cache, 1, compile_config=config) as step:
-        assert (step(token_B1[:2]) - expected).abs().max() < 1e-4

@@ -1,30 +1,36 @@
-"""Steps of one shape are plain steps, compiled whole and once; what layers with sliding windows hold and read."""
+"""Captured steps are plain steps, for drawn caches; what layers with sliding windows hold and read.
 
+Without a GPU a capture is a tape (``tests/support/tape.py``), or a step that is compiled whole.
+"""
+
+import random
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
-from transformers import CompileConfig
+from transformers import StoppingCriteriaList
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.packed_layer import SLACK
 from subtoken_train.engine.mixed_heads import mixed_hidden
+from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evictions import build_eviction
 from subtoken_train.families.lora import LoraSettings, add_lora
+from subtoken_train.inference import decode_step
 from subtoken_train.inference.batched import score_batch
 from subtoken_train.inference.cache_report import account, report
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.fixed_step import FixedStep
 from subtoken_train.inference.prefill import append, decode, open_prompts
 from subtoken_train.kernels import native
 from subtoken_train.routing import RoutingConfig
-from tests.support.generation_cells import CELLS, StepCell
+from tests.support.generation_cells import CELLS, SERVED_CALLS, StepCell, inputs_of, model_of, settings_of
 from tests.support.helpers import compress
 from tests.support.packing import short_runs  # noqa: F401  (a fixture)
-from tests.support.sampling import sampled
+from tests.support.sampling import pairwise, sampled
+from tests.support.tape import on_tape
 from tests.support.text_families import WINDOW, text_batch, text_family
-from tests.support.truth_cells import PLAIN_CELL, backbone_of, batch_of
-from tests.support.truth_models import TEXT
+from tests.support.truth_cells import FACTORS, PLAIN_CELL, allowed, backbone_of, batch_of
 
 SERVED = [name for name, cell in CELLS.items() if "every" not in cell.compression]
 ROUTED = {"selector": "linear"}
@@ -34,123 +40,170 @@ SHORT = {
     "window": StepCell(ROUTED | {"family": "mistral_window", "precision": "int8"}, layers=1),
 }
 """Models of one layer, which compile in seconds."""
+CAPTURED = [cell for cell in pairwise(FACTORS, allowed) if cell["family"] != "internvl"]  # whose positions are dynamic
+DRAWN = random.Random(0).sample(CAPTURED, 300)
 
 
-@pytest.fixture(autouse=True)
-def in_torch(monkeypatch):
-    """Make plain steps attend in torch, as fixed ones do; ``tests/kernels/test_native.py`` bounds what C rounds."""
+@pytest.fixture
+def captures(monkeypatch):
+    """Capture on tapes, and list the devices of the captures; plain steps attend in torch, as captured ones do."""
+    made = []
     monkeypatch.setattr(native, "library", lambda: None)
+    monkeypatch.setattr(decode_step, "DEVICES", ("cpu",))
+    monkeypatch.setattr(decode_step, "capture", lambda *given: made.append(given[2]) or on_tape(*given))
+    monkeypatch.setattr(decode_step, "_graphs", type(decode_step._graphs)())
+    return made
 
 
-def compare(cell: StepCell, tokens: int, bound: float = 1e-5, **settings) -> None:
-    """Fixed steps beside plain ones on another cache of the same prompts; then both go on plainly."""
+def compare(cell: StepCell, tokens: int, bound: float = 3e-5, expected: int | None = None) -> None:
+    """Captured steps beside plain ones on another cache of the same prompts; then both go on plainly."""
     backbone, plain, token_B1 = cell.filled()
-    _, fixed, _ = cell.filled()
-    with FixedStep(backbone, fixed, tokens, **settings) as step:
+    _, caught, _ = cell.filled()
+    caught.reserve(max(tokens, decode_step.FEW) if expected is None else expected)
+    with caught.answering():
         for _ in range(tokens):
-            expected = decode(backbone, token_B1, plain)
-            assert (step(token_B1) - expected).abs().max() <= bound
-            assert fixed.get_seq_length() == plain.get_seq_length()
-            token_B1 = expected.argmax(-1, keepdim=True)
-    assert torch.equal(fixed.next_position, plain.next_position)
-    for cache in (plain, fixed):
-        cache.crop(-3)
-    found = [decode(backbone, token_B1.repeat(1, 2), cache) for cache in (plain, fixed)]
+            wanted = decode(backbone, token_B1, plain)
+            assert (decode(backbone, token_B1, caught) - wanted).abs().max() <= bound
+            assert caught.get_seq_length() == plain.get_seq_length()
+            token_B1 = wanted.argmax(-1, keepdim=True)
+        assert caught.way == "captured in a graph"
+    assert torch.equal(caught.next_position, plain.next_position)
+    for cache in (plain, caught):
+        cache.crop(-1)
+    found = [decode(backbone, token_B1.repeat(1, 2), cache) for cache in (plain, caught)]
     assert (found[0] - found[1]).abs().max() <= bound
+
+
+def bound_of(cell: StepCell) -> float:
+    return 0.05 if cell.cell.get("precision") == "bf16" else 3e-5
+
+
+@sampled("cell", DRAWN, every=20, ids=lambda cell: "-".join(cell.values()).replace("/", "k"))
+@torch.no_grad()
+def test_a_captured_step_of_a_drawn_cache_is_a_plain_step(cell, captures):
+    compare(StepCell(cell), 4, bound_of(StepCell(cell)))
+    assert len(captures) == 1
 
 
 @sampled("name", SERVED, every=4)
 @torch.no_grad()
-def test_a_fixed_step_is_a_plain_step(name):
-    compare(CELLS[name], 5, 0.05 if name == "bf16" else 1e-5)
-
-
-@torch.no_grad()
-def test_a_fixed_step_under_autocast_is_a_plain_step():
-    with torch.autocast("cpu", torch.bfloat16):
-        compare(CELLS["bits"], 3, 0.05)
+def test_an_answer_outgrows_its_room(name, captures):
+    compare(CELLS[name], SLACK + 3, bound_of(CELLS[name]), expected=decode_step.FEW)
+    assert len(captures) == 2
 
 
 @sampled(("name", "backend"), [("own_heads", "eager"), ("pages", "aot_eager"), ("window", "eager")], every=3)
 @torch.no_grad()
-def test_a_compiled_step_is_one_graph_for_all_tokens(name, backend):
-    """Over the places where a plain tail would grow; a break in the graph would raise, and so would a second graph.
-
-    Other caches' steps count for themselves.
-    """
-    made, tokens = [], SLACK + 20
+def test_a_compiled_step_is_one_graph_for_all_tokens(name, backend, captures, monkeypatch):
+    """A break in the graph would raise, and so would a second graph."""
+    made = []
 
     def counting(graph, inputs):
         made.append(graph)
         return torch._dynamo.lookup_backend(backend)(graph, inputs)
 
-    (backbone, compiled, token_B1), (_, uncompiled, _), (_, plain, _) = (SHORT[name].filled() for _ in range(3))
-    for module in backbone.model.modules():  # transformers leaves some where another test asked for attentions
-        module._forward_hooks.clear()
-    config = CompileConfig(fullgraph=True, backend=counting, mode=None)
-    with (
-        torch._dynamo.config.patch(recompile_limit=1),
-        FixedStep(backbone, compiled, tokens, compile_config=config) as ours,
-        FixedStep(backbone, uncompiled, tokens) as theirs,
-    ):
-        for _ in range(tokens):
-            got, alike, expected = ours(token_B1), theirs(token_B1), decode(backbone, token_B1, plain)
-            assert torch.equal(got, alike) or backend != "eager"
-            assert (got - expected).abs().max() < 1e-5
-            token_B1 = expected.argmax(-1, keepdim=True)
+    def compiled(step, again, device):
+        run, (cache,) = (
+            torch.compile(step, fullgraph=True, backend=counting),
+            [cell.cell_contents for cell in step.__closure__ if isinstance(cell.cell_contents, PackedCache)],
+        )
+        run()
+        again()
+        return lambda: (cache.let_append(True), run())[1]
+
+    monkeypatch.setattr(decode_step, "capture", compiled)
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=1):
+        compare(SHORT[name], SLACK - 1)
     assert len(made) == 1
-    assert torch.equal(compiled.next_position, plain.next_position)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", ["beams", "cuts", "processors", "stops"])
+def test_generate_says_the_same_from_captured_steps(name, captures, monkeypatch):
+    model = model_of(eviction="own_sets")
+    given = inputs_of(model) | settings_of(model) | {"max_new_tokens": 12} | SERVED_CALLS[name]
+    said = []
+    for devices in (("cuda",), ("cpu",)):
+        monkeypatch.setattr(decode_step, "DEVICES", devices)
+        torch.manual_seed(0)
+        said.append(model.generate(**given))
+    assert torch.equal(*said)
+    assert len(captures) == 1
+    assert str(model.cache_report()).endswith("; decoded captured in a graph")
+    assert model.last.cache.shape is None
+
+
 @torch.no_grad()
-def test_every_kind_compiles(name):
-    cell = CELLS[name]
-    if cell.cell.get("family", "llama") in TEXT:
-        cell = replace(cell, layers=1)
-    config = CompileConfig(fullgraph=True, backend="aot_eager", mode=None)
-    compare(cell, 5, 0.05 if name == "bf16" else 1e-5, compile_config=config)
+def test_a_graph_of_other_weights_is_never_replayed(captures):
+    family = text_family("llama")
+    add_lora(family, LoraSettings(rank=2, dropout=0.0))
+    backbone, batch = compress(family).eval(), text_batch([(40, 6, 0)])
+    layers = [each for each in family.model.modules() if hasattr(each, "lora_A")]
+    for made, change in enumerate((lambda: None, partial(scale, layers), family.model.double), start=1):
+        change()
+        caches = [PackedCache(3) for _ in range(2)]
+        for cache in caches:
+            open_prompts(backbone, batch, cache, Compression(), "query_aware")
+        caches[0].reserve(20)
+        got, wanted = (decode(backbone, batch.input_ids_BN[:, :1], cache) for cache in caches)
+        assert (got - wanted).abs().max() < 1e-5
+        assert len(captures) == made
+
+
+def scale(layers):
+    for layer in layers:
+        layer.scaling["default"] = 9.0
 
 
 @torch.no_grad()
-def test_what_is_not_served_is_one_message():
+def test_what_is_not_captured_goes_step_by_step_and_says_so_once(captures, monkeypatch, recwarn):
+    backbone, cache, token_B1 = CELLS["online"].filled()
+    cache.reserve(20)
+    decode(backbone, token_B1, cache)
+    assert cache.way == "step by step, because eviction_every changes what is stored"
     backbone, cache, token_B1 = CELLS["one"].filled()
+    cache.reserve(20)
+    with torch.autocast("cpu", torch.bfloat16):
+        decode(backbone, token_B1, cache)
+    assert "autocast" in cache.way
+    assert not captures
+    assert not [each for each in recwarn if "step by step" in str(each.message)]
 
-    def refused(words, *given, **more):
-        with pytest.raises(ValueError, match=words):
-            FixedStep(*given, **more)
+    def fails(*_):
+        raise torch.OutOfMemoryError("2 GiB")
 
-    refused("tokens=0: a fixed step", backbone, cache, 0)
-    refused("is on 'cpu'", backbone, cache, 1, cuda_graph=True)
-    with FixedStep(backbone, cache, 1) as step:
-        step(token_B1)
-        with pytest.raises(ValueError, match="made for 1 tokens"):
-            step(token_B1)
-        again = FixedStep(backbone, cache, 1).__enter__
-        plain, repeat = (lambda: decode(backbone, token_B1, cache)), (lambda: cache.batch_repeat_interleave(2))
-        for use in (lambda: cache.crop(-1), repeat, plain, again):
-            with pytest.raises(ValueError, match="a fixed step is open"):
-                use()
-    cache.reset()
-    refused("needs a cache with a prompt", backbone, cache, 1)
-    refused("leave eviction_every out", *CELLS["online"].filled()[:2], 1)
+    states = backbone.family.token_states
+    monkeypatch.setattr(backbone.family, "token_states", lambda ids: states(ids + 0 * ids.max().item()))
+    for capture, words in ((fails, "memory does not suffice"), (on_tape, "the host reads a tensor")):
+        monkeypatch.setattr(decode_step, "capture", capture)
+        (_, plain, _), (_, cache, _) = (CELLS["one"].filled() for _ in range(2))
+        cache.reserve(20)
+        with pytest.warns(SubTokenWarning, match=f"step by step, because .*{words}"):
+            got = decode(backbone, token_B1, cache)
+        assert torch.equal(got, decode(backbone, token_B1, plain))
+        assert cache.get_seq_length() == plain.get_seq_length()
+        assert torch.equal(cache.next_position, plain.next_position)
+
+
+def test_a_caller_that_leaves_leaves_a_good_graph(captures):
+    model = model_of(eviction="own_sets")
+    given = inputs_of(model) | settings_of(model) | {"max_new_tokens": 12}
+    wanted = model.generate(**given)
+
+    def leave(*_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        model.generate(**given, stopping_criteria=StoppingCriteriaList([lambda ids, _: ids.shape[1] < 60 or leave()]))
+    assert torch.equal(model.generate(**given), wanted)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", SERVED)
 @torch.no_grad()
-def test_a_captured_step_is_a_plain_step(name):
-    compare(replace(CELLS[name], device="cuda"), SLACK + 20, 0.05 if name == "bf16" else 1e-4, cuda_graph=True)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("name", ["own_heads", "window"])
-@torch.no_grad()
-def test_a_step_compiled_to_reduce_overhead_is_a_plain_step(name):
-    compare(replace(SHORT[name], device="cuda"), SLACK + 20, 1e-4, compile_config=CompileConfig(fullgraph=True))
+def test_a_step_captured_on_a_gpu_is_a_plain_step(name):
+    compare(replace(CELLS[name], device="cuda"), SLACK + 20, 0.05 if name == "bf16" else 1e-4)
 
 
 CELL = PLAIN_CELL | {"family": "qwen2_window", "batch": "three_left"}

@@ -1,0 +1,292 @@
+"""The step that decodes: the layers on tokens that are appended. On CUDA it is captured in a graph and replayed.
+
+A step's calls take the host several times as long as their work takes the device; a replayed graph is one call. What is
+captured is the step itself, on a cache of *one shape*: it reads the whole room of the tails, with unwritten places
+hidden; how many tokens are written, and where the next one stands, are numbers on the device. Its tensors stay where
+they are, and one cache after another moves into them. The fused kernels find entries by a table of addresses, which is
+such a tensor too. So a model's last graphs serve every prompt of the same shape, under the same weights alone.
+
+Legend: B batch, h key-value heads, T places of a tail's room, d head width, q appended tokens, D model width, V
+vocabulary.
+"""
+
+import warnings
+import weakref
+from collections.abc import Callable, Hashable
+from dataclasses import fields, replace
+from functools import partial
+from itertools import chain
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+
+from subtoken_train.cache.cache import RESERVED, PackedCache
+from subtoken_train.cache.key_basis import KeyBasis
+from subtoken_train.cache.packed_layer import PackedLayer
+from subtoken_train.engine.attention import use_packed_attention
+from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.errors import SubTokenWarning
+from subtoken_train.families.family import Family
+from subtoken_train.families.positions import position_bound, rotary_kind, warn_beyond
+from subtoken_train.forks import undoing
+from subtoken_train.kernels.row_table import FusedState, RowTable, Workspace
+
+FEW = 8
+"""Fewer tokens of an answer are not worth a graph, whose making costs three steps."""
+KEPT = 4
+"""Graphs of a model that are kept, each with the room of its tails."""
+LEAST = 64  # places of a room; others have twice as many, and so on
+DEVICES = ("cuda",)
+SLOWLY = "step by step, because "
+_graphs: weakref.WeakKeyDictionary[nn.Module, list["CapturedStep"]] = weakref.WeakKeyDictionary()
+
+
+def run_step(backbone: CompressedBackbone, token_ids_Bq: Tensor, cache: PackedCache) -> Tensor:
+    """Run the layers on tokens that are appended, [B, q, D]; of a cache of one shape the host reads nothing."""
+    assert cache.next_position is not None
+    # padding stands at 0, as in a prompt: models may divide or take logarithms of positions
+    positions = (cache.next_position + torch.arange(token_ids_Bq.shape[1], device=token_ids_Bq.device)).clamp(min=0)
+    cache.advance(token_ids_Bq.shape[1])
+    return backbone.family.decode(backbone.family.token_states(token_ids_Bq), positions, cache)
+
+
+@torch.no_grad()
+def next_logits(backbone: CompressedBackbone, hidden_BqD: Tensor) -> Tensor:
+    """Logits after the last of appended tokens, [B, V]."""
+    return backbone.family.logits(hidden_BqD[:, -1:])[:, -1]
+
+
+def warn_of_positions(
+    backbone: CompressedBackbone, cache: PackedCache, new: int, padding_B: Tensor | None = None
+) -> None:
+    """Warn, once a sequence, where the next tokens pass the positions that the model was made for."""
+    config, held = backbone.family.decoder.config, cache.next_position
+    assert held is not None
+    bound = position_bound(config)
+    if bound is not None and cache.get_seq_length() + new > bound:  # positions may be fewer than tokens
+        start = held if padding_B is None else held - padding_B[:, None]
+        warn_beyond(config, int(start.max()) + new, int(held.max()))
+
+
+def shape_of(cache: PackedCache, room: int) -> Hashable:
+    """Return what a step of a cache depends on, its tensors' contents left out; equal ones share their graph.
+
+    What the fused kernels do not read is found by the host, so that such a cache is like no other.
+    """
+    cache.prepare()
+    assert cache.next_position is not None
+    layers = []
+    for layer in cache.layers:
+        basis = layer.basis and (type(layer.basis), *(tuple(each.shape) for each in _tensors(layer.basis).values()))
+        found = layer.fused.table if all(block.pages is None for block in layer.blocks) else None
+        table = weakref.ref(cache) if found is None else found.room
+        states = tuple(layer.keys.shape[:2]), layer.keys.shape[3], layer.keys.dtype, layer.device
+        layers.append((states, layer.tail_start_B is None, layer.reaches(room) and layer.window, basis, table))
+    return room, tuple(cache.next_position.shape), tuple(layers)
+
+
+def room_for(tokens: int) -> int:
+    """Return the places of the least room that holds so many tokens."""
+    return max(LEAST, 1 << (tokens - 1).bit_length())
+
+
+class OneShape:
+    """The tensors of a step of one shape, in which one cache is at a time.
+
+    ``room``: places of every tail, T; ``written``: its tokens, int64 [1]; ``position``: of the next one; ``first_B``:
+    positions of the tails' first places. Steps count the second and third up in place.
+    """
+
+    def __init__(self, cache: PackedCache, room: int) -> None:
+        assert cache.next_position is not None
+        self.room, self.position = room, cache.next_position.clone()
+        self.first_B = self.position[..., 0].clone()
+        self.written = torch.zeros(1, dtype=torch.long, device=cache.layers[0].device)
+        workspace = Workspace()  # no other step's, which may outgrow it
+        self.layers = [_LayerShape(layer, room, workspace) for layer in cache.layers]
+        self.holds: weakref.ref[PackedCache] | None = None
+
+    def take(self, cache: PackedCache) -> None:
+        """Let a cache of this shape move in; one that is still here moves out."""
+        before = None if self.holds is None else self.holds()
+        if before is not None and before.shape is self:
+            before.free_shape()
+        assert cache.next_position is not None
+        self.written.fill_(cache.layers[0].tail_length)
+        cache.next_position = self.position.copy_(cache.next_position)
+        self.first_B.copy_(self.position[..., 0] - cache.layers[0].tail_length)
+        cache.shape, self.holds = self, weakref.ref(cache)
+        for held, layer in zip(self.layers, cache.layers, strict=True):
+            held.take(layer)
+            layer.written = self.written
+
+    def release(self, cache: PackedCache) -> None:
+        """Let the cache move out, with what is its own; it is an ordinary cache again, whose tails grow."""
+        cache.shape, cache.next_position = None, self.position.clone()
+        for held, layer in zip(self.layers, cache.layers, strict=True):
+            held.release(layer)
+
+
+class _LayerShape:
+    def __init__(self, layer: PackedLayer, room: int, workspace: Workspace) -> None:
+        batch, heads, _, width = layer.keys.shape
+        self.keys, self.values = (layer.keys.new_zeros(batch, heads, room, width) for _ in range(2))
+        self.start_B = None if layer.tail_start_B is None else layer.tail_start_B.clone()
+        self.basis = layer.basis and replace(layer.basis, **{k: x.clone() for k, x in _tensors(layer.basis).items()})
+        table = layer.fused.table
+        self.fused = FusedState(workspace, None if table is None else table.padded())
+        self.own: tuple[KeyBasis | None, FusedState, RowTable | None] | None = None
+
+    def take(self, layer: PackedLayer) -> None:
+        length, table = layer.tail_length, layer.fused.table
+        self.own = layer.basis, layer.fused, table
+        for room, states in ((self.keys, layer.keys), (self.values, layer.values)):
+            room[:, :, :length] = states[:, :, :length]
+            room[:, :, length:] = 0  # of a cache before it
+        if self.start_B is not None:
+            self.start_B.copy_(layer.tail_start_B)
+        for name, held in _tensors(self.basis).items():
+            held.copy_(getattr(layer.basis, name))
+        if table is not None:
+            assert self.fused.table is not None
+            self.fused.table.take(table)
+        layer.keys, layer.values, layer.tail_start_B, layer.basis = self.keys, self.values, self.start_B, self.basis
+        layer.fused = self.fused
+
+    def release(self, layer: PackedLayer) -> None:
+        assert self.own is not None
+        layer.keys, layer.values = (room[:, :, : layer.tail_length].clone() for room in (self.keys, self.values))
+        layer.tail_start_B = None if self.start_B is None else self.start_B.clone()
+        (layer.basis, layer.fused, layer.fused.table), self.own, layer.written = self.own, None, None
+
+
+def _tensors(basis: KeyBasis | None) -> dict[str, Tensor]:
+    return {} if basis is None else {each.name: getattr(basis, each.name) for each in fields(basis)}
+
+
+class CapturedStep:
+    """A step of one token of every sample, captured for all caches of a shape; ``shape`` holds what it reads."""
+
+    def __init__(self, backbone: CompressedBackbone, cache: PackedCache, key: Hashable, room: int) -> None:
+        self.key, self.shape = key, OneShape(cache, room)
+        self.ids_B1 = torch.zeros(self.shape.position.shape[-2], 1, dtype=torch.long, device=self.shape.written.device)
+        self.shape.take(cache)
+        counters = self.shape.position, self.shape.written
+        before = [counter.clone() for counter in counters]
+
+        def step() -> Tensor:
+            return next_logits(backbone, run_step(backbone, self.ids_B1, cache))
+
+        def again() -> None:
+            for counter, value in zip(counters, before, strict=True):
+                counter.copy_(value)
+
+        use_packed_attention(backbone.family.decoder.config)
+        cache.choose_pages(True)
+        try:
+            with cache.appending():
+                self.replay = capture(step, again, self.ids_B1.device)
+        except BaseException:
+            again()
+            raise
+
+    @torch.no_grad()
+    def __call__(self, ids_B1: Tensor, cache: PackedCache) -> Tensor:
+        """Append a token of every sample, [B, 1]; logits of the next one, [B, V], until the next call."""
+        self.ids_B1.copy_(ids_B1)
+        logits_BV = self.replay()
+        cache.count(1)
+        return logits_BV
+
+
+@torch.no_grad()
+def capture(step: Callable[[], Tensor], again: Callable[[], None], device: torch.device) -> Callable[[], Tensor]:
+    """Capture a step in a CUDA graph, whose replay returns what it returned; ``again`` sets back what steps count.
+
+    Two steps run before, so that all that is made once is there; what they wrote is written again.
+    """
+    with torch.cuda.device(device):
+        stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        graph = torch.cuda.CUDAGraph()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            step()
+            again()
+            with undoing(partial(torch.cuda.set_sync_debug_mode, torch.cuda.get_sync_debug_mode())):
+                torch.cuda.set_sync_debug_mode("error")  # what waits for the device would break the capture
+                step()
+            again()
+        torch.cuda.current_stream().wait_stream(stream)
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may go on
+            logits_BV = step()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return logits_BV
+
+    return replay
+
+
+def captured_step(backbone: CompressedBackbone, cache: PackedCache) -> CapturedStep | None:
+    """Return the step of a cache of which tokens are ``expected``, ready to run; None: it runs as it is called."""
+    family = backbone.family
+    if cache.expected < FEW or family.device.type not in DEVICES or cache.way.startswith(SLOWLY):
+        return None
+    kept, length = _graphs.setdefault(family.model, []), cache.layers[0].tail_length
+    warn_of_positions(backbone, cache, 1)
+    for step in kept:
+        if cache.shape is step.shape and length < step.shape.room:
+            return step
+    cache.free_shape()
+    if (reason := uncaptured(backbone, cache)) is not None:
+        cache.way = f"{SLOWLY}{reason}"
+        return None
+    room = room_for(max(length + 1, min(length + cache.expected, RESERVED)))
+    key = shape_of(cache, room), _weights(family)
+    found = next((step for step in kept if step.key == key), None)
+    if found is None:
+        del kept[KEPT - 1 :]
+        try:
+            found = CapturedStep(backbone, cache, key, room)
+        except RuntimeError as error:
+            cache.free_shape()
+            short = isinstance(error, torch.OutOfMemoryError)
+            why = "memory does not suffice for a graph" if short else f"a step cannot be captured: {error}"
+            cache.way = f"{SLOWLY}{why.splitlines()[0]}"
+            warnings.warn(f"the answer is decoded {cache.way}", SubTokenWarning, stacklevel=1)
+            return None
+    else:
+        found.shape.take(cache)
+        kept.remove(found)
+    kept.insert(0, found)
+    cache.way = "captured in a graph"
+    return found
+
+
+def uncaptured(backbone: CompressedBackbone, cache: PackedCache) -> str | None:
+    """Say in words why a step is not captured; None: it can be."""
+    family = backbone.family
+    decoder = family.decoder
+    devices = {family.device, *(each.device for each in chain(cache.layers, decoder.parameters()))}
+    hooked = any(each._forward_hooks or each._forward_pre_hooks for each in decoder.modules())
+    reasons = (
+        (cache.evictor is not None, "eviction_every changes what is stored"),
+        (family.length_dependent, f"{rotary_kind(decoder.rotary_emb)!r} positions are turned by what the host reads"),
+        (len(devices) > 1, "the model lies on several devices"),
+        (torch.is_autocast_enabled(family.device.type), "autocast holds its copies of weights for one block alone"),
+        (any(type(each) is not PackedLayer for each in cache.layers), "every step is watched"),
+        (hooked, "hooks of the model's modules run on the host"),
+    )
+    return next((words for there, words in reasons if there), None)
+
+
+def _weights(family: Family) -> Hashable:
+    """Return where the weights of a step lie, and which LoRA acts: a graph of others is never replayed."""
+    read = family.decoder, family.model.get_input_embeddings(), family.model.get_output_embeddings()
+    states = {each.data_ptr(): each.dtype for part in read for each in chain(part.parameters(), part.buffers())}
+    layers = [each for each in family.decoder.modules() if isinstance(each, BaseTunerLayer)]
+    lora = (
+        (*each.active_adapters, each.disable_adapters, each.merged, str(vars(each).get("scaling"))) for each in layers
+    )
+    return tuple(states.items()), tuple(lora), family.decoder.config._attn_implementation
