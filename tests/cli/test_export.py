@@ -211,6 +211,6 @@ def test_an_adapter_into_itself_and_checkpoints_that_cannot_be_exported(run, tmp
     (checkpoint / "COMPLETE").write_text(json.dumps({**marker, "schema_version": 99}))
     assert "99" in refused(capsys, "export", checkpoint, out)
     (checkpoint / "COMPLETE").unlink()
-    assert "no complete checkpoint" in refused(capsys, "export", copy, out)
+    assert "nor a complete checkpoint" in refused(capsys, "export", copy, out)
     assert "is not a complete checkpoint" in refused(capsys, "export", checkpoint, out)
     assert not out.exists()
