@@ -23,7 +23,7 @@ from subtoken_train.resources import read_names
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "recipes"
 ON_AN_INDEX = False
-"""Whether ``pip install subtoken_train`` finds the package; until then pages and notebooks install a checkout."""
+"""Whether ``pip install subtoken_train`` finds the package; until then a checkout, or REPOSITORY_URL, is installed."""
 
 
 def recipe(name: str) -> Path:
