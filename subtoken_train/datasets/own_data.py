@@ -106,8 +106,8 @@ def look_into(folder: Path) -> OwnFolder:
     unread = f"{_files(kinds.total())} of kinds that are not read: {listed}{others}" if kinds else ""
     if not (images or tables or texts):
         beside = f" (but {', '.join(about)}, about the data)" if about else f"; {unread}" if unread else ""
-        kinds = f"no images, and no file that ends with one of {', '.join((*TABLES, *TEXTS))}{beside}"
-        raise ValueError(f"{folder} holds no data: {kinds}; add texts, or pictures and a table, then: {_init(folder)}")
+        none = f"no images, and no file that ends with one of {', '.join((*TABLES, *TEXTS))}{beside}"
+        raise ValueError(f"{folder} holds no data: {none}; add texts, or pictures and a table, then: {_init(folder)}")
     return OwnFolder(folder, images, tuple(dict.fromkeys(map(first_of_set, tables))), texts, about, unread)
 
 

@@ -229,11 +229,11 @@ def read_samples(folder: Path, asked: Mapping[str, str] | None = None) -> dict[s
                 if record.id in found:
                     raise ValueError(f"{path}, line {number}: sample {record.id!r} appears twice; remove one of them")
                 found[record.id] = record
-    for name, record in found.items() if asked is not None else ():
+    for name, record in found.items():
         answer = f"{folder} holds an answer to sample {name!r}"
-        if name not in asked:
+        if asked is not None and name not in asked:
             raise ValueError(f"{answer}, which this run does not ask for; raise limit, or choose another folder")
-        if record.prompt_sha256 != asked[name]:
+        if asked is not None and record.prompt_sha256 != asked[name]:
             raise ValueError(f"{answer} with another prompt; choose another folder")
     return found
 

@@ -187,8 +187,8 @@ def _images(given: Mapping[str, Tensor], layout: TileLayout) -> Pictures:
             if max(tiles) <= pixels.shape[1]:
                 rows = [(count, height, width) for count, (height, width) in zip(tiles, sizes.tolist(), strict=True)]
                 return [own[:count] for own, count in zip(pixels, tiles, strict=True)], rows
-    sizes = "image_sizes [images, 2] and batch_num_images"
-    raise ValueError(f"pixel_values must be [images, tiles, 3, height, width] with {sizes}; {UNCUT}")
+    others = "image_sizes [images, 2] and batch_num_images"
+    raise ValueError(f"pixel_values must be [images, tiles, 3, height, width] with {others}; {UNCUT}")
 
 
 def _are_sizes(sizes: Tensor) -> bool:

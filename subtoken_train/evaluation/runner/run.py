@@ -49,8 +49,8 @@ def run_grid(
                     write_manifest(arm, task, samples, folder, backbone.family, *sizes)
                     asked = [samples[place] for place in spread(len(samples))]
                     texts = SomeTexts(["\n".join([each.prompt, *each.choices]) for each in asked], len(samples))
-                    if line := say_unknown(backbone.family.tokenizer, texts, name):
-                        say(line)
+                    if unknown := say_unknown(backbone.family.tokenizer, texts, name):
+                        say(unknown)
                 progress = counter(name) if counter is not None and processes.first else None
                 cell = make_cell(arm, task, samples, backbone.family, grid.max_length)
                 run_cell(cell, folder, backbone, grid.batch_size, processes, progress)
