@@ -17,16 +17,13 @@ import yaml
 from benchmarks.arm_training import Trainer, digest, recipe_bytes, recipe_path
 from benchmarks.comparison_lists import ArmPlan, Comparison, Questions, read_comparison
 from benchmarks.comparison_tables import Arm, comparison_markdown, read_records
-from benchmarks.recall_questions import recall_questions, recall_reference
+from benchmarks.recall_questions import recall_cell
 from benchmarks.run_records import add_run, has_run
 from subtoken_train.datasets.recall import RecallRecords, RecallTask
 from subtoken_train.datasets.scene_files import write_scenes
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.evaluation.runner.cell import Cell
 from subtoken_train.evaluation.runner.data_file import Answers, answer_records, answer_samples, run_of, written_run
-from subtoken_train.evaluation.tasks.embedded_tasks import RecallScore
 from subtoken_train.inference.batched import in_batches
-from subtoken_train.inference.compression import Compression
 
 ROOT = Path(__file__).resolve().parents[1]
 FIRST_SCENES = Questions("test", 1, 4800)
@@ -95,11 +92,7 @@ def answer_recall(backbone: CompressedBackbone, task: RecallTask, asked: Questio
     The score of a context is the share of its asked facts whose code is stated exactly.
     """
     records = RecallRecords(task, asked.split, asked.count, asked.seed)
-    samples, collate = recall_questions(records)
-    cell = Cell(
-        samples, RecallScore(), lambda batch: (collate(batch), []), Compression(), reference=recall_reference(records)
-    )
-    return answer_samples(backbone, cell, list(in_batches(range(asked.count), batch_size)))
+    return answer_samples(backbone, recall_cell(records), list(in_batches(range(asked.count), batch_size)))
 
 
 def recall_settings(arm: str) -> dict[str, int] | None:
