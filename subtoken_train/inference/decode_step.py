@@ -30,13 +30,12 @@ from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.family import Family
 from subtoken_train.families.positions import position_bound, rotary_kind, warn_beyond
 from subtoken_train.forks import undoing
-from subtoken_train.kernels.row_table import FusedState, RowTable, Workspace
+from subtoken_train.kernels.row_table import FusedState, Workspace
 
 FEW = 8
 """Fewer tokens of an answer are not worth a graph, whose making costs three steps."""
 KEPT = 4
 """Graphs of a model that are kept, each with the room of its tails."""
-LEAST = 64  # places of a room; others have twice as many, and so on
 DEVICES = ("cuda",)
 SLOWLY = "step by step, because "
 _graphs: weakref.WeakKeyDictionary[nn.Module, list["CapturedStep"]] = weakref.WeakKeyDictionary()
@@ -62,8 +61,8 @@ def warn_of_positions(
 ) -> None:
     """Warn, once a sequence, where the next tokens pass the positions that the model was made for."""
     config, held = backbone.family.decoder.config, cache.next_position
-    assert held is not None
     bound = position_bound(config)
+    assert held is not None
     if bound is not None and cache.get_seq_length() + new > bound:  # positions may be fewer than tokens
         start = held if padding_B is None else held - padding_B[:, None]
         warn_beyond(config, int(start.max()) + new, int(held.max()))
@@ -87,8 +86,8 @@ def shape_of(cache: PackedCache, room: int) -> Hashable:
 
 
 def room_for(tokens: int) -> int:
-    """Return the places of the least room that holds so many tokens."""
-    return max(LEAST, 1 << (tokens - 1).bit_length())
+    """Return the places of the least room that holds so many tokens, 64 or twice as many, and so on."""
+    return max(64, 1 << (tokens - 1).bit_length())
 
 
 class OneShape:
@@ -136,11 +135,11 @@ class _LayerShape:
         self.basis = layer.basis and replace(layer.basis, **{k: x.clone() for k, x in _tensors(layer.basis).items()})
         table = layer.fused.table
         self.fused = FusedState(workspace, None if table is None else table.padded())
-        self.own: tuple[KeyBasis | None, FusedState, RowTable | None] | None = None
+        self.own: tuple[KeyBasis | None, FusedState] | None = None
 
     def take(self, layer: PackedLayer) -> None:
         length, table = layer.tail_length, layer.fused.table
-        self.own = layer.basis, layer.fused, table
+        self.own = layer.basis, layer.fused
         for room, states in ((self.keys, layer.keys), (self.values, layer.values)):
             room[:, :, :length] = states[:, :, :length]
             room[:, :, length:] = 0  # of a cache before it
@@ -158,7 +157,7 @@ class _LayerShape:
         assert self.own is not None
         layer.keys, layer.values = (room[:, :, : layer.tail_length].clone() for room in (self.keys, self.values))
         layer.tail_start_B = None if self.start_B is None else self.start_B.clone()
-        (layer.basis, layer.fused, layer.fused.table), self.own, layer.written = self.own, None, None
+        (layer.basis, layer.fused), self.own, layer.written = self.own, None, None
 
 
 def _tensors(basis: KeyBasis | None) -> dict[str, Tensor]:
@@ -196,7 +195,8 @@ class CapturedStep:
         """Append a token of every sample, [B, 1]; logits of the next one, [B, V], until the next call."""
         self.ids_B1.copy_(ids_B1)
         logits_BV = self.replay()
-        cache.count(1)
+        for layer in cache.layers:
+            layer.tail_length += 1
         return logits_BV
 
 

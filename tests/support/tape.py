@@ -18,12 +18,8 @@ READ = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select"
 """Operations whose result, or its size, the host must wait for."""
 
 
-class HostRead(RuntimeError):
-    """The host would wait for the device."""
-
-
 def _refused(*_: Any, **__: Any) -> Any:
-    raise HostRead("the host reads a tensor of a captured step")
+    raise RuntimeError("the host reads a tensor of a captured step")
 
 
 class Tape(TorchDispatchMode):
