@@ -14,7 +14,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import fields, replace
-from functools import partial
 from itertools import chain
 
 import torch
@@ -29,7 +28,6 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.family import Family
 from subtoken_train.families.positions import position_bound, rotary_kind, warn_beyond
-from subtoken_train.forks import undoing
 from subtoken_train.kernels.row_table import FusedState, Workspace
 
 FEW = 8
@@ -181,7 +179,6 @@ class CapturedStep:
             for counter, value in zip(counters, before, strict=True):
                 counter.copy_(value)
 
-        use_packed_attention(backbone.family.decoder.config)
         cache.choose_pages(True)
         try:
             with cache.appending():
@@ -213,9 +210,12 @@ def capture(step: Callable[[], Tensor], again: Callable[[], None], device: torch
         with torch.cuda.stream(stream):
             step()
             again()
-            with undoing(partial(torch.cuda.set_sync_debug_mode, torch.cuda.get_sync_debug_mode())):
-                torch.cuda.set_sync_debug_mode("error")  # what waits for the device would break the capture
+            before = torch.cuda.get_sync_debug_mode()
+            torch.cuda.set_sync_debug_mode("error")  # what waits for the device is refused here, not in the capture
+            try:
                 step()
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
             again()
         torch.cuda.current_stream().wait_stream(stream)
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may go on
@@ -242,6 +242,7 @@ def captured_step(backbone: CompressedBackbone, cache: PackedCache) -> CapturedS
     if (reason := uncaptured(backbone, cache)) is not None:
         cache.way = f"{SLOWLY}{reason}"
         return None
+    use_packed_attention(family.decoder.config)
     room = room_for(max(length + 1, min(length + cache.expected, RESERVED)))
     key = shape_of(cache, room), _weights(family)
     found = next((step for step in kept if step.key == key), None)
