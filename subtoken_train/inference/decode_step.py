@@ -141,7 +141,7 @@ class _LayerShape:
         for room, states in ((self.keys, layer.keys), (self.values, layer.values)):
             room[:, :, :length] = states[:, :, :length]
             room[:, :, length:] = 0  # of a cache before it
-        if self.start_B is not None:
+        if self.start_B is not None and layer.tail_start_B is not None:
             self.start_B.copy_(layer.tail_start_B)
         for name, held in _tensors(self.basis).items():
             held.copy_(getattr(layer.basis, name))

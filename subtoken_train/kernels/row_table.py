@@ -107,10 +107,12 @@ class RowTable:
         items = torch.cat(
             [torch.cat([own, idle.expand(n - len(own), 4)]) for n, (_, own) in zip(counts, self.launches, strict=True)]
         )
-        launches = [(alike, own) for (alike, _), own in zip(self.launches, items.split(counts), strict=True)]
-        more = torch.nn.functional.pad(self.rows, (0, 0, 0, rows - len(self.rows)))
-        tables = {"rows": more, "items": items, "owners": self.owners.clone(), "launches": launches, "slots": slots}
-        return replace(self, **tables, held=[], nbytes=more.nbytes + items.nbytes + self.owners.nbytes)
+        launches = [(alike, own) for (alike, _), own in zip(self.launches, torch.split(items, counts), strict=True)]
+        more, owners = torch.nn.functional.pad(self.rows, (0, 0, 0, rows - len(self.rows))), self.owners.clone()
+        size = more.nbytes + items.nbytes + owners.nbytes
+        return replace(
+            self, rows=more, items=items, owners=owners, launches=launches, slots=slots, held=[], nbytes=size
+        )
 
     def take(self, other: RowTable) -> None:
         """Copy what another table of the same ``room`` says; that one keeps alive what is read."""
