@@ -13,7 +13,6 @@ vocabulary.
 import warnings
 import weakref
 from collections.abc import Callable, Hashable
-from dataclasses import fields, replace
 from itertools import chain
 
 import torch
@@ -66,7 +65,7 @@ def warn_of_positions(
         warn_beyond(config, int(start.max()) + new, int(held.max()))
 
 
-def shape_of(cache: PackedCache, room: int) -> Hashable:
+def step_shape(cache: PackedCache, room: int) -> Hashable:
     """Return what a step of a cache depends on, its tensors' contents left out; equal ones share their graph.
 
     What the fused kernels do not read is found by the host, so that such a cache is like no other.
@@ -75,7 +74,7 @@ def shape_of(cache: PackedCache, room: int) -> Hashable:
     assert cache.next_position is not None
     layers = []
     for layer in cache.layers:
-        basis = layer.basis and (type(layer.basis), *(tuple(each.shape) for each in _tensors(layer.basis).values()))
+        basis = layer.basis and (type(layer.basis), *(tuple(each.shape) for each in layer.basis.stored.values()))
         found = layer.fused.table if all(block.pages is None for block in layer.blocks) else None
         table = weakref.ref(cache) if found is None else found.room
         states = tuple(layer.keys.shape[:2]), layer.keys.shape[3], layer.keys.dtype, layer.device
@@ -83,7 +82,7 @@ def shape_of(cache: PackedCache, room: int) -> Hashable:
     return room, tuple(cache.next_position.shape), tuple(layers)
 
 
-def room_for(tokens: int) -> int:
+def tail_room(tokens: int) -> int:
     """Return the places of the least room that holds so many tokens, 64 or twice as many, and so on."""
     return max(64, 1 << (tokens - 1).bit_length())
 
@@ -130,7 +129,7 @@ class _LayerShape:
         batch, heads, _, width = layer.keys.shape
         self.keys, self.values = (layer.keys.new_zeros(batch, heads, room, width) for _ in range(2))
         self.start_B = None if layer.tail_start_B is None else layer.tail_start_B.clone()
-        self.basis = layer.basis and replace(layer.basis, **{k: x.clone() for k, x in _tensors(layer.basis).items()})
+        self.basis = layer.basis and layer.basis.select(torch.arange(batch))  # a copy
         table = layer.fused.table
         self.fused = FusedState(workspace, None if table is None else table.padded())
         self.own: tuple[KeyBasis | None, FusedState] | None = None
@@ -143,8 +142,9 @@ class _LayerShape:
             room[:, :, length:] = 0  # of a cache before it
         if self.start_B is not None and layer.tail_start_B is not None:
             self.start_B.copy_(layer.tail_start_B)
-        for name, held in _tensors(self.basis).items():
-            held.copy_(getattr(layer.basis, name))
+        if self.basis is not None and layer.basis is not None:
+            for name, held in self.basis.stored.items():
+                held.copy_(layer.basis.stored[name])
         if table is not None:
             assert self.fused.table is not None
             self.fused.table.take(table)
@@ -156,10 +156,6 @@ class _LayerShape:
         layer.keys, layer.values = (room[:, :, : layer.tail_length].clone() for room in (self.keys, self.values))
         layer.tail_start_B = None if self.start_B is None else self.start_B.clone()
         (layer.basis, layer.fused), self.own, layer.written = self.own, None, None
-
-
-def _tensors(basis: KeyBasis | None) -> dict[str, Tensor]:
-    return {} if basis is None else {each.name: getattr(basis, each.name) for each in fields(basis)}
 
 
 class CapturedStep:
@@ -243,8 +239,8 @@ def captured_step(backbone: CompressedBackbone, cache: PackedCache) -> CapturedS
         cache.way = f"{SLOWLY}{reason}"
         return None
     use_packed_attention(family.decoder.config)
-    room = room_for(max(length + 1, min(length + cache.expected, RESERVED)))
-    key = shape_of(cache, room), _weights(family)
+    room = tail_room(max(length + 1, min(length + cache.expected, RESERVED)))
+    key = step_shape(cache, room), _weights(family)
     found = next((step for step in kept if step.key == key), None)
     if found is None:
         del kept[KEPT - 1 :]
@@ -270,14 +266,16 @@ def uncaptured(backbone: CompressedBackbone, cache: PackedCache) -> str | None:
     family = backbone.family
     decoder = family.decoder
     devices = {family.device, *(each.device for each in chain(cache.layers, decoder.parameters()))}
-    hooked = any(each._forward_hooks or each._forward_pre_hooks for each in decoder.modules())
     reasons = (
         (cache.evictor is not None, "eviction_every changes what is stored"),
         (family.length_dependent, f"{rotary_kind(decoder.rotary_emb)!r} positions are turned by what the host reads"),
         (len(devices) > 1, "the model lies on several devices"),
         (torch.is_autocast_enabled(family.device.type), "autocast holds its copies of weights for one block alone"),
         (any(type(each) is not PackedLayer for each in cache.layers), "every step is watched"),
-        (hooked, "hooks of the model's modules run on the host"),
+        (
+            any(each._forward_hooks or each._forward_pre_hooks for each in decoder.modules()),
+            "hooks of the model's modules run on the host",
+        ),
     )
     return next((words for there, words in reasons if there), None)
 

@@ -5,6 +5,7 @@ Without a GPU a capture is a tape (``tests/support/tape.py``), or a step that is
 
 import random
 from dataclasses import replace
+from inspect import getclosurevars
 from unittest.mock import Mock
 
 import pytest
@@ -103,10 +104,7 @@ def test_a_compiled_step_is_one_graph_for_all_tokens(name, backend, captures, mo
         return torch._dynamo.lookup_backend(backend)(graph, inputs)
 
     def compiled(step, again, device):
-        run, (cache,) = (
-            torch.compile(step, fullgraph=True, backend=counting),
-            [cell.cell_contents for cell in step.__closure__ if isinstance(cell.cell_contents, PackedCache)],
-        )
+        run, cache = torch.compile(step, fullgraph=True, backend=counting), getclosurevars(step).nonlocals["cache"]
         run()
         again()
         return lambda: (cache.let_append(True), run())[1]
