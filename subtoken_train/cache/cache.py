@@ -124,23 +124,12 @@ class PackedCache(Cache):  # type: ignore[misc]
         own.next_position, own.origin_B, own.evictor = self.next_position, self.origin_B, copy(self.evictor)
         return own
 
-    def pad_tail(self, padding_B: Tensor) -> None:
-        """Hide the first ``padding_B`` tokens that will be appended, for texts padded on the left."""
-        for layer in self.layers:
-            assert layer.tail_length == 0
-            layer.tail_start_B = padding_B.to(layer.device)
-
     def reserve(self, tokens: int) -> None:
         """Allocate room for tokens to come, ``RESERVED`` at most, so that no step has to."""
         self.expected, self.way = tokens, ""
         every = RESERVED if self.evictor is None else self.evictor.every
         for layer in self.layers:
             layer.reserve(min(tokens, every, RESERVED))
-
-    def count(self, tokens: int) -> None:
-        """Record on the host the tokens that steps of one shape appended."""
-        for layer in self.layers:
-            layer.tail_length += tokens
 
     def free_shape(self) -> None:
         """Make it an ordinary cache again, whose steps grow, if its steps have one shape."""

@@ -13,8 +13,6 @@ vocabulary.
 import warnings
 import weakref
 from collections.abc import Callable, Hashable
-from dataclasses import fields, replace
-from functools import partial
 from itertools import chain
 
 import torch
@@ -29,14 +27,12 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.family import Family
 from subtoken_train.families.positions import position_bound, rotary_kind, warn_beyond
-from subtoken_train.forks import undoing
-from subtoken_train.kernels.row_table import FusedState, RowTable, Workspace
+from subtoken_train.kernels.row_table import FusedState, Workspace
 
 FEW = 8
 """Fewer tokens of an answer are not worth a graph, whose making costs three steps."""
 KEPT = 4
 """Graphs of a model that are kept, each with the room of its tails."""
-LEAST = 64  # places of a room; others have twice as many, and so on
 DEVICES = ("cuda",)
 SLOWLY = "step by step, because "
 _graphs: weakref.WeakKeyDictionary[nn.Module, list["CapturedStep"]] = weakref.WeakKeyDictionary()
@@ -62,14 +58,14 @@ def warn_of_positions(
 ) -> None:
     """Warn, once a sequence, where the next tokens pass the positions that the model was made for."""
     config, held = backbone.family.decoder.config, cache.next_position
-    assert held is not None
     bound = position_bound(config)
+    assert held is not None
     if bound is not None and cache.get_seq_length() + new > bound:  # positions may be fewer than tokens
         start = held if padding_B is None else held - padding_B[:, None]
         warn_beyond(config, int(start.max()) + new, int(held.max()))
 
 
-def shape_of(cache: PackedCache, room: int) -> Hashable:
+def step_shape(cache: PackedCache, room: int) -> Hashable:
     """Return what a step of a cache depends on, its tensors' contents left out; equal ones share their graph.
 
     What the fused kernels do not read is found by the host, so that such a cache is like no other.
@@ -78,7 +74,7 @@ def shape_of(cache: PackedCache, room: int) -> Hashable:
     assert cache.next_position is not None
     layers = []
     for layer in cache.layers:
-        basis = layer.basis and (type(layer.basis), *(tuple(each.shape) for each in _tensors(layer.basis).values()))
+        basis = layer.basis and (type(layer.basis), *(tuple(each.shape) for each in layer.basis.stored.values()))
         found = layer.fused.table if all(block.pages is None for block in layer.blocks) else None
         table = weakref.ref(cache) if found is None else found.room
         states = tuple(layer.keys.shape[:2]), layer.keys.shape[3], layer.keys.dtype, layer.device
@@ -86,9 +82,9 @@ def shape_of(cache: PackedCache, room: int) -> Hashable:
     return room, tuple(cache.next_position.shape), tuple(layers)
 
 
-def room_for(tokens: int) -> int:
-    """Return the places of the least room that holds so many tokens."""
-    return max(LEAST, 1 << (tokens - 1).bit_length())
+def tail_room(tokens: int) -> int:
+    """Return the places of the least room that holds so many tokens, 64 or twice as many, and so on."""
+    return max(64, 1 << (tokens - 1).bit_length())
 
 
 class OneShape:
@@ -133,21 +129,22 @@ class _LayerShape:
         batch, heads, _, width = layer.keys.shape
         self.keys, self.values = (layer.keys.new_zeros(batch, heads, room, width) for _ in range(2))
         self.start_B = None if layer.tail_start_B is None else layer.tail_start_B.clone()
-        self.basis = layer.basis and replace(layer.basis, **{k: x.clone() for k, x in _tensors(layer.basis).items()})
+        self.basis = layer.basis and layer.basis.select(torch.arange(batch))  # a copy
         table = layer.fused.table
         self.fused = FusedState(workspace, None if table is None else table.padded())
-        self.own: tuple[KeyBasis | None, FusedState, RowTable | None] | None = None
+        self.own: tuple[KeyBasis | None, FusedState] | None = None
 
     def take(self, layer: PackedLayer) -> None:
         length, table = layer.tail_length, layer.fused.table
-        self.own = layer.basis, layer.fused, table
+        self.own = layer.basis, layer.fused
         for room, states in ((self.keys, layer.keys), (self.values, layer.values)):
             room[:, :, :length] = states[:, :, :length]
             room[:, :, length:] = 0  # of a cache before it
-        if self.start_B is not None:
+        if self.start_B is not None and layer.tail_start_B is not None:
             self.start_B.copy_(layer.tail_start_B)
-        for name, held in _tensors(self.basis).items():
-            held.copy_(getattr(layer.basis, name))
+        if self.basis is not None and layer.basis is not None:
+            for name, held in self.basis.stored.items():
+                held.copy_(layer.basis.stored[name])
         if table is not None:
             assert self.fused.table is not None
             self.fused.table.take(table)
@@ -158,11 +155,7 @@ class _LayerShape:
         assert self.own is not None
         layer.keys, layer.values = (room[:, :, : layer.tail_length].clone() for room in (self.keys, self.values))
         layer.tail_start_B = None if self.start_B is None else self.start_B.clone()
-        (layer.basis, layer.fused, layer.fused.table), self.own, layer.written = self.own, None, None
-
-
-def _tensors(basis: KeyBasis | None) -> dict[str, Tensor]:
-    return {} if basis is None else {each.name: getattr(basis, each.name) for each in fields(basis)}
+        (layer.basis, layer.fused), self.own, layer.written = self.own, None, None
 
 
 class CapturedStep:
@@ -182,7 +175,6 @@ class CapturedStep:
             for counter, value in zip(counters, before, strict=True):
                 counter.copy_(value)
 
-        use_packed_attention(backbone.family.decoder.config)
         cache.choose_pages(True)
         try:
             with cache.appending():
@@ -196,7 +188,8 @@ class CapturedStep:
         """Append a token of every sample, [B, 1]; logits of the next one, [B, V], until the next call."""
         self.ids_B1.copy_(ids_B1)
         logits_BV = self.replay()
-        cache.count(1)
+        for layer in cache.layers:
+            layer.tail_length += 1
         return logits_BV
 
 
@@ -213,9 +206,12 @@ def capture(step: Callable[[], Tensor], again: Callable[[], None], device: torch
         with torch.cuda.stream(stream):
             step()
             again()
-            with undoing(partial(torch.cuda.set_sync_debug_mode, torch.cuda.get_sync_debug_mode())):
-                torch.cuda.set_sync_debug_mode("error")  # what waits for the device would break the capture
+            before = torch.cuda.get_sync_debug_mode()
+            torch.cuda.set_sync_debug_mode("error")  # what waits for the device is refused here, not in the capture
+            try:
                 step()
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
             again()
         torch.cuda.current_stream().wait_stream(stream)
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may go on
@@ -242,8 +238,9 @@ def captured_step(backbone: CompressedBackbone, cache: PackedCache) -> CapturedS
     if (reason := uncaptured(backbone, cache)) is not None:
         cache.way = f"{SLOWLY}{reason}"
         return None
-    room = room_for(max(length + 1, min(length + cache.expected, RESERVED)))
-    key = shape_of(cache, room), _weights(family)
+    use_packed_attention(family.decoder.config)
+    room = tail_room(max(length + 1, min(length + cache.expected, RESERVED)))
+    key = step_shape(cache, room), _weights(family)
     found = next((step for step in kept if step.key == key), None)
     if found is None:
         del kept[KEPT - 1 :]
@@ -269,14 +266,16 @@ def uncaptured(backbone: CompressedBackbone, cache: PackedCache) -> str | None:
     family = backbone.family
     decoder = family.decoder
     devices = {family.device, *(each.device for each in chain(cache.layers, decoder.parameters()))}
-    hooked = any(each._forward_hooks or each._forward_pre_hooks for each in decoder.modules())
     reasons = (
         (cache.evictor is not None, "eviction_every changes what is stored"),
         (family.length_dependent, f"{rotary_kind(decoder.rotary_emb)!r} positions are turned by what the host reads"),
         (len(devices) > 1, "the model lies on several devices"),
         (torch.is_autocast_enabled(family.device.type), "autocast holds its copies of weights for one block alone"),
         (any(type(each) is not PackedLayer for each in cache.layers), "every step is watched"),
-        (hooked, "hooks of the model's modules run on the host"),
+        (
+            any(each._forward_hooks or each._forward_pre_hooks for each in decoder.modules()),
+            "hooks of the model's modules run on the host",
+        ),
     )
     return next((words for there, words in reasons if there), None)
 

@@ -227,7 +227,9 @@ def append(
     use_packed_attention(family.decoder.config)
     warn_of_positions(backbone, cache, token_ids_Bq.shape[1], padding_B)
     if padding_B is not None:
-        cache.pad_tail(padding_B)
+        for layer in cache.layers:
+            assert layer.tail_length == 0
+            layer.tail_start_B = padding_B.to(layer.device)
         cache.next_position = cache.next_position - padding_B[:, None]
     cache.choose_pages(chooses_pages)
     with cache.appending(), watching_inputs(family, cache.input_observer):

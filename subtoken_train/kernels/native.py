@@ -72,16 +72,20 @@ def library() -> ctypes.CDLL | None:
 
 
 class _Layout:
-    """What the functions read of a block whose numbers need no copies, made once; a copied block makes its own."""
+    """What the functions read of a block, made once; a copied block makes its own. Scales are made floats each time."""
 
     def __init__(self, block: Block, dtype: torch.dtype, width: int) -> None:
         self.of = dtype, width
-        self.plain = _plain(block, dtype)
-        self.scaled = any(payload.scale is not None for payload in block.payloads)
-        self.entries = sum(part.entries for part in block.parts)
-        per_code = max(payload.format.per_code for payload in block.payloads)
-        self.cuts = math.gcd(width // per_code, CUTS, *(_pieces(part) // block.heads for part in block.parts))
+        self.plain = block.channels is None and all(
+            payload.dtype == dtype
+            and (isinstance(payload.format, Symmetric) if payload.format.rounds else payload.data.dtype == dtype)
+            and payload.data.is_contiguous()
+            for payload in block.payloads
+        )
         self.parts = [_part(part, width) for part in block.parts] if self.plain else []
+        self.entries = sum(part.entries for part in block.parts)
+        self.scaled = any(payload.scale is not None for payload in block.payloads)
+        self.wide = width // max(payload.format.per_code for payload in block.payloads)
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return type(None), ()
@@ -111,15 +115,6 @@ def serves(query_BHqd: Tensor, blocks: Sequence[Block], tail: Tail) -> bool:
     )
 
 
-def _plain(block: Block, dtype: torch.dtype) -> bool:
-    return block.channels is None and all(
-        payload.dtype == dtype
-        and (isinstance(payload.format, Symmetric) if payload.format.rounds else payload.data.dtype == dtype)
-        and payload.data.is_contiguous()
-        for payload in block.payloads
-    )
-
-
 def native_attention(query_BH1d: Tensor, blocks: Sequence[Block], tail: Tail, scale: float) -> Tensor:
     """Attend from one new token to packed entries and the tail, [B, H, 1, d]; only where ``serves`` says so."""
     compiled, threads, query = library(), torch.get_num_threads(), query_BH1d.float().contiguous()
@@ -133,13 +128,13 @@ def native_attention(query_BH1d: Tensor, blocks: Sequence[Block], tail: Tail, sc
         layout = _layout(block, query_BH1d.dtype, width)
         entries, heads = layout.entries + tail.length, block.num_rows * block.heads
         held = (_Part * (len(layout.parts) + 1))(*layout.parts, last)
-        scales = [_scaled(part, own) for part, own in zip(block.parts, held, strict=False)] if layout.scaled else []
+        scales = [_scaled(part, own) for part, own in zip(block.parts, held[:-1], strict=True) if layout.scaled]
         rows = None if block.rows is None else block.rows.data_ptr()
         own = _Block(ctypes.addressof(held), rows, len(held), block.num_rows, block.heads, columns, width, entries)
         scores_XGN = query.new_empty(heads, columns, entries)
         compiled.block_scores(ctypes.byref(own), query.data_ptr(), scale, threads, scores_XGN.data_ptr())
         weights_XGN = scores_XGN.softmax(-1)
-        cuts = layout.cuts if threads > 1 else 1
+        cuts = math.gcd(layout.wide, CUTS, *(part.pieces // block.heads for part in held)) if threads > 1 else 1
         compiled.block_sums(ctypes.byref(own), weights_XGN.data_ptr(), cuts, threads, sums.data_ptr())
         del scales  # only now
     return sums.to(query_BH1d.dtype)
@@ -152,17 +147,13 @@ def _scaled(part: BlockPart, own: _Part) -> list[Tensor | None]:
     return scales
 
 
-def _pieces(part: BlockPart) -> int:
-    return len(part.values.piece_bit) if isinstance(part.values, RoutedValues) else 0
-
-
 def _part(part: BlockPart, width: int) -> _Part:
     values, (stored, held) = part.values, part.payloads
     own = _Part(stored.data.data_ptr(), held.data.data_ptr(), entries=part.entries, apart=part.entries * width)
     own.channel_bits = stored.format.bits or BITS[stored.dtype]
     if not isinstance(values, RoutedValues):
         return own
-    own.stored, own.pieces = len(values.pieces.data), _pieces(part)
+    own.stored, own.pieces = len(values.pieces.data), len(values.piece_bit)
     own.piece_bit, own.starts = values.piece_bit.data_ptr(), values.offsets.data_ptr()
     if values.index is not None:
         own.bits, own.flags, own.bytes = values.index.data_ptr(), *values.index.shape[1:]

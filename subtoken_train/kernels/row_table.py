@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -93,7 +93,7 @@ class RowTable:
     nbytes: int = 0  # of the table, without the blocks
 
     @property
-    def room(self) -> tuple[Hashable, ...]:
+    def room(self) -> tuple[Any, ...]:
         """Return what a launch depends on beside the tensors' contents; ``padded`` tables of equal rooms are alike."""
         items = tuple((alike, _rounded_up(len(own))) for alike, own in self.launches)
         sizes = _rounded_up(len(self.rows) + 1), _rounded_up(self.slots + 1), len(self.owners)
@@ -101,16 +101,18 @@ class RowTable:
 
     def padded(self) -> RowTable:
         """Copy the table into its ``room``; further items read a row without entries, and write a slot of nobody."""
-        rows, slots = _rounded_up(len(self.rows) + 1), _rounded_up(self.slots + 1)
+        rows, slots, *_ = self.room
         idle = torch.tensor([rows - 1, 0, 0, slots - 1], dtype=torch.int32).to(self.items.device)
         counts = [_rounded_up(len(own)) for _, own in self.launches]
         items = torch.cat(
             [torch.cat([own, idle.expand(n - len(own), 4)]) for n, (_, own) in zip(counts, self.launches, strict=True)]
         )
-        launches = [(alike, own) for (alike, _), own in zip(self.launches, items.split(counts), strict=True)]
-        more = torch.nn.functional.pad(self.rows, (0, 0, 0, rows - len(self.rows)))
-        tables = {"rows": more, "items": items, "owners": self.owners.clone(), "launches": launches, "slots": slots}
-        return replace(self, **tables, held=[], nbytes=more.nbytes + items.nbytes + self.owners.nbytes)
+        launches = [(alike, own) for (alike, _), own in zip(self.launches, torch.split(items, counts), strict=True)]
+        more, owners = torch.nn.functional.pad(self.rows, (0, 0, 0, rows - len(self.rows))), self.owners.clone()
+        size = more.nbytes + items.nbytes + owners.nbytes
+        return replace(
+            self, rows=more, items=items, owners=owners, launches=launches, slots=slots, held=[], nbytes=size
+        )
 
     def take(self, other: RowTable) -> None:
         """Copy what another table of the same ``room`` says; that one keeps alive what is read."""

@@ -5,7 +5,8 @@ Without a GPU a capture is a tape (``tests/support/tape.py``), or a step that is
 
 import random
 from dataclasses import replace
-from functools import partial
+from inspect import getclosurevars
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -103,10 +104,7 @@ def test_a_compiled_step_is_one_graph_for_all_tokens(name, backend, captures, mo
         return torch._dynamo.lookup_backend(backend)(graph, inputs)
 
     def compiled(step, again, device):
-        run, (cache,) = (
-            torch.compile(step, fullgraph=True, backend=counting),
-            [cell.cell_contents for cell in step.__closure__ if isinstance(cell.cell_contents, PackedCache)],
-        )
+        run, cache = torch.compile(step, fullgraph=True, backend=counting), getclosurevars(step).nonlocals["cache"]
         run()
         again()
         return lambda: (cache.let_append(True), run())[1]
@@ -139,7 +137,9 @@ def test_a_graph_of_other_weights_is_never_replayed(captures):
     add_lora(family, LoraSettings(rank=2, dropout=0.0))
     backbone, batch = compress(family).eval(), text_batch([(40, 6, 0)])
     layers = [each for each in family.model.modules() if hasattr(each, "lora_A")]
-    for made, change in enumerate((lambda: None, partial(scale, layers), family.model.double), start=1):
+    for made, change in enumerate(
+        (lambda: None, lambda: [layer.scaling.update(default=9.0) for layer in layers], family.model.double), start=1
+    ):
         change()
         caches = [PackedCache(3) for _ in range(2)]
         for cache in caches:
@@ -148,11 +148,6 @@ def test_a_graph_of_other_weights_is_never_replayed(captures):
         got, wanted = (decode(backbone, batch.input_ids_BN[:, :1], cache) for cache in caches)
         assert (got - wanted).abs().max() < 1e-5
         assert len(captures) == made
-
-
-def scale(layers):
-    for layer in layers:
-        layer.scaling["default"] = 9.0
 
 
 @torch.no_grad()
@@ -169,9 +164,7 @@ def test_what_is_not_captured_goes_step_by_step_and_says_so_once(captures, monke
     assert not captures
     assert not [each for each in recwarn if "step by step" in str(each.message)]
 
-    def fails(*_):
-        raise torch.OutOfMemoryError("2 GiB")
-
+    fails = Mock(side_effect=torch.OutOfMemoryError("2 GiB"))
     states = backbone.family.token_states
     monkeypatch.setattr(backbone.family, "token_states", lambda ids: states(ids + 0 * ids.max().item()))
     for capture, words in ((fails, "memory does not suffice"), (on_tape, "the host reads a tensor")):
@@ -190,11 +183,9 @@ def test_a_caller_that_leaves_leaves_a_good_graph(captures):
     given = inputs_of(model) | settings_of(model) | {"max_new_tokens": 12}
     wanted = model.generate(**given)
 
-    def leave(*_):
-        raise KeyboardInterrupt
-
+    leaves = Mock(side_effect=[torch.zeros(3, dtype=torch.bool)] * 4 + [KeyboardInterrupt])
     with pytest.raises(KeyboardInterrupt):
-        model.generate(**given, stopping_criteria=StoppingCriteriaList([lambda ids, _: ids.shape[1] < 60 or leave()]))
+        model.generate(**given, stopping_criteria=StoppingCriteriaList([leaves]))
     assert torch.equal(model.generate(**given), wanted)
 
 

@@ -23,7 +23,6 @@ from subtoken_train.evictions.h2o import LayerShares
 from subtoken_train.evictions.queries import HeadDirections
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.decoder import CACHE
-from subtoken_train.inference import decode_step
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prompt_inputs import read_messages
 from subtoken_train.inference.text_prompts import EncodedText, encode_messages, text_batch
@@ -31,7 +30,6 @@ from subtoken_train.types import Batch
 from tests.support.places import ROOT, real_folder
 from tests.support.prompt_views import NEEDED, drawn_heads, drawn_nets, written
 from tests.support.sampling import quick
-from tests.support.tape import on_tape
 from tests.support.truth_cells import from_truth
 
 TOKENS, CONTEXT, STEPS, KEEP = 700, 650, 5, 0.25
@@ -177,16 +175,6 @@ def questions_behind_a_system_prompt(both):
     return said, [both.said([SYSTEM, {"role": "user", "content": STORY + each}]) for each in ABOUT]
 
 
-def captured_steps(both):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decode_step, "DEVICES", ("cpu",))
-        patch.setattr(decode_step, "capture", on_tape)
-        said = both.ours.generate(**both.encoded(both.rendered(QUESTIONS[0])), **GREEDY | {"max_new_tokens": 2 * NEW})
-    assert both.ours.last.cache.way == "captured in a graph"
-    wanted = both.answer(QUESTIONS[0])
-    return said[0, -2 * NEW :].tolist()[: len(wanted)], wanted
-
-
 def in_lm_evaluation_harness(both):
     harness = pytest.importorskip("lm_eval.models.huggingface")
     from lm_eval.api.instance import Instance
@@ -200,7 +188,7 @@ def in_lm_evaluation_harness(both):
     return [model.generate_until(requests, disable_tqdm=True) for model in (ours, theirs)]
 
 
-QUICK_WAYS = (padded_on_the_right, a_further_turn, chats, captured_steps)
+QUICK_WAYS = (padded_on_the_right, a_further_turn, chats)
 WAYS: dict[str, Callable[..., Any]] = {
     way.__name__: way for way in (*QUICK_WAYS, questions_behind_a_system_prompt, in_lm_evaluation_harness)
 }

@@ -1,6 +1,7 @@
 """Captured steps of the fused kernels, whose graph another prompt takes over; the kernels' tables."""
 
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -32,20 +33,21 @@ def captures(monkeypatch):
     return made
 
 
-@pytest.mark.parametrize("name", ["bits", "own_heads", "kivi4", "padded_tail", "window", "int4_rotated", "cut_keys"])
+@pytest.mark.parametrize("name", ["own_heads", "window", "int4_rotated", "padded_tail"])
 @torch.no_grad()
 def test_prompts_take_over_a_graph(name, captures):
     """Caches whose samples have unlike entries and lengths move into the tensors of one graph, in turns."""
-    orders = torch.tensor([[0, 1, 2], [2, 0, 1]])
-    caches = [[CELLS[name].filled() for _ in range(2)] for _ in orders]
+    orders, cell = torch.tensor([[0, 1, 2], [2, 0, 1]]), replace(CELLS[name], layers=1)
+    caches = [[cell.filled() for _ in range(2)] for _ in orders]
     for order, pair in zip(orders, caches, strict=True):
         for _, cache, _ in pair:
             cache.batch_select_indices(order)
-    for _ in range(2):
-        for order, ((backbone, caught, token_B1), (_, plain, _)) in zip(orders, caches, strict=True):
-            caught.reserve(20)
-            got = decode(backbone, token_B1[order], caught)
-            assert (got - decode(backbone, token_B1[order], plain)).abs().max() < 1e-4
+    backbone = caches[0][0][0]
+    for turn in (0, 1, 0):
+        (_, caught, token_B1), (_, plain, _) = caches[turn]
+        caught.reserve(20)
+        got = decode(backbone, token_B1[orders[turn]], caught)
+        assert (got - decode(backbone, token_B1[orders[turn]], plain)).abs().max() < 1e-4
     assert len(captures) == 1
 
 
