@@ -9,7 +9,7 @@ from typing import Any
 import gradio as gr
 
 from subtoken_train.datasets.image_sources import open_image
-from subtoken_train.demo.drawings import facts_table, group_picture, marked_text, presets, token_picture
+from subtoken_train.demo.drawings import facts_table, group_pictures, marked_text, presets, token_picture
 from subtoken_train.demo.side_by_side import SideAnswer, SideBySide
 from subtoken_train.errors import plain
 from subtoken_train.evictions import EVICTIONS
@@ -17,25 +17,42 @@ from subtoken_train.kernels.formats import FORMATS, KVDtype
 
 TITLE = "Sub-token routing, side by side"
 NO_EVICTION = "none"
-NARROW = "#facts { overflow-x: auto; } #facts :is(th, td) { white-space: nowrap; }"
-"""Style for ``launch``: on a phone the table of facts keeps its words whole, and scrolls."""
+STYLE = """
+#facts { overflow-x: auto; }
+#facts :is(th, td) { text-align: left; padding: 0.3em 0.7em; white-space: nowrap; }
+.dark #groups img { filter: invert(0.9) hue-rotate(180deg); }
+@media (max-width: 640px) {
+  #facts thead { display: none; }
+  #facts :is(table, tbody) { display: block; }
+  #facts tr { display: block; margin-bottom: 0.8em; padding: 0.4em; border-radius: 8px; }
+  #facts tr { border: 1px solid var(--border-color-primary); }
+  #facts td { display: flex; justify-content: space-between; gap: 1em; border: 0; white-space: normal; }
+  #facts td::before { content: attr(data-name); color: var(--body-text-color-subdued); }
+}
+"""
+"""Style for ``launch``: on a phone each row of the facts is a card; drawings on white paper turn dark in the dark."""
+SEEN = (
+    "The same question goes to the whole model and to models whose cache is smaller. Below each answer stands what "
+    "its cache keeps, and the facts say how many bytes that takes. The first example is one on which the models may "
+    "differ: it shows how to compare them, and proves nothing about which is better."
+)
 _HOUR = 3600  # seconds that a visitor's answers and pictures are kept
 
 
 def build_page(models: SideBySide) -> gr.Blocks:
     """The page over some models; ``launch`` it with ``looks()``."""
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(_HOUR, _HOUR)) as page:
-        gr.Markdown(f"# {TITLE}")
+        gr.Markdown(f"# {TITLE}\n\n{SEEN}")
+        samples = [list(preset) for preset in presets(models.sees_images)]
+        (shown_first, asked_first), alone = samples[0], models.sides[-1].title == "compressed"
         with gr.Row():
             with gr.Column():
-                about = _picture() if models.sees_images else gr.Textbox(label="text", lines=12, elem_id="text")
+                about = _picture(shown_first) if models.sees_images else _text(shown_first)
             with gr.Column():
-                question = gr.Textbox(label="question", elem_id="question")
-                settings = _settings()
+                question = gr.Textbox(asked_first, label="question", elem_id="question")
+                settings = _settings(compresses=alone)
                 button = gr.Button("Ask", variant="primary", elem_id="ask")
                 words = gr.Textbox(label="to know", visible=False, elem_id="words")
-        samples = [list(preset) for preset in presets(models.sees_images)]
-        gr.Examples(samples, [about, question], label="examples")
         texts, tokens = [], []
         with gr.Row():
             for place, side in enumerate(models.sides):
@@ -45,8 +62,10 @@ def build_page(models: SideBySide) -> gr.Blocks:
                     tokens.append(_drawing(drawn) if models.sees_images else gr.HTML(elem_id=drawn))
         last = models.num_layers - 1
         layer = gr.Slider(0, last, last, step=1, label="layer that is drawn", elem_id="layer")
-        facts = gr.Markdown(elem_id="facts")
-        groups = _drawing("groups", visible=False)
+        facts = gr.HTML(elem_id="facts")
+        with gr.Row(elem_id="groups"):
+            groups = [_drawing(f"groups-{place}", visible=False) for place in range(2)]
+        gr.Examples(samples, [about, question], label="examples")
         answers = gr.State([], time_to_live=_HOUR)
 
         def respond(
@@ -63,23 +82,38 @@ def build_page(models: SideBySide) -> gr.Blocks:
         for event in (button.click, question.submit):
             given, shows = [about, question, *settings], [*texts, facts, words, answers]
             done = event(respond, given, shows, api_name=False, **asked)
-            done.then(draw, [answers, layer], [*tokens, groups], api_name=False, **shown)
-        layer.change(draw, [answers, layer], [*tokens, groups], trigger_mode="always_last", api_name=False, **shown)
+            done.then(draw, [answers, layer], [*tokens, *groups], api_name=False, **shown)
+        layer.change(draw, [answers, layer], [*tokens, *groups], trigger_mode="always_last", api_name=False, **shown)
     return page
 
 
-def _picture() -> gr.Image:
-    picture = gr.Image(label="picture", type="filepath", sources=["upload", "clipboard"], height=300, elem_id="picture")
+def _text(text: str) -> gr.Textbox:
+    return gr.Textbox(text, label="text", lines=8, max_lines=12, elem_id="text")
+
+
+def _picture(shown: str) -> gr.Image:
+    picture = gr.Image(
+        shown, label="picture", type="filepath", sources=["upload", "clipboard"], height=300, elem_id="picture"
+    )
     # Gradio's own decodes the picture, and has no words for one that it cannot read; the file lies in its own folder
     picture.preprocess = lambda file: None if file is None else str(file.path)
     return picture
 
 
-def _settings() -> list[gr.components.Component]:
+def _settings(compresses: bool) -> list[gr.components.Component]:
+    """What else compresses; a backbone that stands alone is compressed from the start, so that its sides differ."""
+    chosen = "kvzip" if compresses else NO_EVICTION
     with gr.Row():
         names, info = [NO_EVICTION, *EVICTIONS], "all but the backbone's; or write ada(snapkv)"
-        eviction = gr.Dropdown(names, label="eviction", info=info, allow_custom_value=True, elem_id="eviction")
-        keep = gr.Textbox("0.5", label="it keeps", info="0.5 of the entries, 32tokens or 20kB", elem_id="keep")
+        eviction = gr.Dropdown(
+            names, value=chosen, label="eviction", info=info, allow_custom_value=True, elem_id="eviction"
+        )
+        keep = gr.Textbox(
+            "0.25" if compresses else "0.5",
+            label="it keeps",
+            info="0.5 of the entries, 32tokens or 20kB",
+            elem_id="keep",
+        )
         kinds = gr.Dropdown(list(FORMATS), label="held in", info="all but the backbone's", elem_id="kv-dtype")
     return [eviction, keep, kinds]
 
@@ -125,5 +159,6 @@ def _drawings(answers: list[SideAnswer], layer: int, models: SideBySide) -> list
     kept = token_picture if models.sees_images else marked_text
     tokens: list[Any] = [kept(answer, layer) for answer in answers]
     missing = len(models.sides) - len(answers)
-    groups = None if missing else group_picture(answers[-1], layer)
-    return [*tokens, *[None] * missing, gr.update(value=groups, visible=groups is not None)]
+    groups: list[Any] = [] if missing else group_pictures(answers[-1], layer)
+    drawn = [gr.update(value=each, visible=each is not None) for each in groups or [None, None]]
+    return [*tokens, *[None] * missing, *drawn]

@@ -22,15 +22,18 @@ from subtoken_train.types import LayerPlan, Plan, in_compressed_region
 
 TEXT_QUESTION = "What is the code of the moose?"
 """Asked of the shipped text, which says it once."""
+PICTURE_QUESTION = "what is at C2 ?"
+"""Chosen because the shipped models answer it differently; the answer is yellow 7."""
 
 
 def presets(pictures: bool = True) -> list[tuple[str, str]]:
-    """(path of a picture, question) of every shipped sample; or the shipped text and a question."""
+    """(path of a picture, question): one on which models differ, then every sample; or the shipped text and its own."""
     if not pictures:
         return [((resource("data/samples") / "long.txt").read_text(encoding="utf-8"), TEXT_QUESTION)]
     records = InstructionRecords(resource("data/samples") / "questions.json")
     found = [records[i] for i in range(len(records))]
-    return [(str(each.images[0]), each.turns[-1].prompt.removeprefix("<image>").strip()) for each in found]
+    asked = [(str(each.images[0]), each.turns[-1].prompt.removeprefix("<image>").strip()) for each in found]
+    return [(asked[0][0], PICTURE_QUESTION), *asked]
 
 
 COLUMNS = (
@@ -45,9 +48,12 @@ LEGEND = (
 
 
 def facts_table(answers: Sequence[SideAnswer]) -> str:
-    """Markdown: a row for each answer. Bytes are those of ``CacheReport``, without the slack."""
-    rows = [COLUMNS, ("---",) * len(COLUMNS), *map(_row, answers)]
-    return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), "", LEGEND])
+    """HTML: a row for each answer, which a narrow page shows as a card. Bytes are ``CacheReport``'s, without slack."""
+    head = "".join(f"<th>{name}</th>" for name in COLUMNS)
+    rows = [zip(COLUMNS, _row(answer), strict=True) for answer in answers]
+    cells = ["".join(f'<td data-name="{name}">{escape(text)}</td>' for name, text in row) for row in rows]
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p>{LEGEND}</p>"
 
 
 def _row(answer: SideAnswer) -> tuple[str, ...]:
@@ -131,20 +137,21 @@ def token_picture(answer: SideAnswer, layer: int) -> Image.Image | None:
     return kept_picture(answer.image, answer.family, answer.batch, answer.plan, [layer])
 
 
-def group_picture(answer: SideAnswer, layer: int) -> Image.Image | None:
-    """Kept groups of all layers, and beside them those of every kept token in one; None where nothing is routed."""
+def group_pictures(answer: SideAnswer, layer: int) -> list[Image.Image]:
+    """Kept groups of all layers, and those of every kept token in one; none where nothing is routed."""
     kept = kept_groups(answer.plan, answer.batch.regions_BN[0])
     if kept is None:
-        return None
+        return []
     marks_nS, columns, what, kinds = kept.marks_nS[layer], "group", "a group", "groups"
     if kept.keys:
         columns, what, kinds = f"key of {kept.keys} heads, then group", "a key or group", "keys and groups"
     with _matplotlib:
-        figure, (left, right) = axes_in_a_row(2)
+        shares, (left,) = axes_in_a_row(1, (5.2, 3.6))
         draw_cells(left, kept.shares_LS.tolist(), f"share of the kept tokens that keep {what}", columns, "layer")
+        marks, (right,) = axes_in_a_row(1, (5.2, 3.6))
         title = f"layer {layer}: {kinds} of its {len(marks_nS)} kept tokens"
         if len(marks_nS):
             draw_cells(right, marks_nS.float().tolist(), title, columns, "kept token, in the prompt's order")
         else:
             right.set(title=title)
-        return image_of(figure)
+        return [image_of(shares), image_of(marks)]

@@ -65,14 +65,14 @@ def served(models: SideBySide, host: str, port: int) -> Iterator[str]:
 
 
 def _launched(models: SideBySide, host: str, port: int) -> tuple[gr.Blocks, str]:
-    from subtoken_train.demo.blocks import NARROW, build_page, looks
+    from subtoken_train.demo.blocks import STYLE, build_page, looks
 
     page = build_page(models)
     try:
         # what Gradio would otherwise take from its environment variables is said
         off = dict.fromkeys(("share", "ssr_mode", "mcp_server", "run_history"), False)
         on = dict.fromkeys(("show_error", "prevent_thread_lock", "quiet"), True)
-        drawn: dict[str, Any] = {"theme": looks(), "css": NARROW, "num_workers": 0, "footer_links": [], **off, **on}
+        drawn: dict[str, Any] = {"theme": looks(), "css": STYLE, "num_workers": 0, "footer_links": [], **off, **on}
         _, url, _ = page.launch(server_name=host, server_port=port, **drawn)
     except Exception as error:
         if page.is_running:  # it listens: what failed is Gradio's look at its own page, which it words as share=True

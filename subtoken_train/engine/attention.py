@@ -24,6 +24,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from subtoken_train.cache.joined import JoinedLayer
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.families.decoder import PREFIX
 from subtoken_train.forks import undoing
@@ -224,8 +225,8 @@ def _wrapping(name: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
     def attention(
         module: nn.Module,
         query: Tensor,
-        key: Tensor | PackedLayer,
-        value: Tensor | PackedLayer,
+        key: Tensor | PackedLayer | JoinedLayer,
+        value: Tensor | PackedLayer | JoinedLayer,
         attention_mask: Tensor | None,
         scaling: float | None = None,
         context_split: ContextSplit | None = None,
@@ -234,9 +235,9 @@ def _wrapping(name: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        if isinstance(key, PackedLayer):
+        if isinstance(key, PackedLayer | JoinedLayer):
             return key.attend(query, scale).transpose(1, 2), None
-        assert not isinstance(value, PackedLayer)
+        assert not isinstance(value, PackedLayer | JoinedLayer)
         layer, dropout = int(module.layer_idx), float(options.get("dropout", 0.0))  # type: ignore[arg-type]
         if context_split is not None:
             split = split_attention(context_split.on(query.device), layer, query, key, value, scale, dropout)

@@ -35,10 +35,14 @@ keys and values are in the cache; its rows' region is PADDING where they are no 
 
 @dataclass(frozen=True)
 class Chunks:
-    """Settings of a pass in chunks of ``size`` rows."""
+    """Settings of a pass in chunks of ``size`` rows; ``between`` is called after each chunk of a layer.
+
+    It may use the model, for which the bank pauses and the length of ``as_long_as`` is put aside.
+    """
 
     size: int
     finished: LayerFinished
+    between: Callable[[], None] | None = None
 
 
 PromptObserver = Callable[[int, Tensor, Tensor, Tensor, float, Rows], None]
@@ -121,7 +125,7 @@ def _in_chunks(family: Family, run: RunningPass, chunks: Chunks, layers: range) 
             run.inputs(layer, family.attention_input(layer, hidden_BMD))
         queries: list[Tensor] | None = None if run.observer is None else []
         given = hidden_BMD, rows.visible_BM, rows.position, chunks.size, queries, split, state, rows.deep_nBMD
-        hidden_BMD = run_chunks(family, cache, layer, *given, unpadded=rows.unpadded)
+        hidden_BMD = run_chunks(family, cache, layer, *given, unpadded=rows.unpadded, between=chunks.between)
         states, groups_BMS, fill, keys_BhM = cache.layers[layer], None, None, None
         if split is not None:
             del split.ahead[layer]
@@ -183,6 +187,7 @@ def run_chunks(
     deep_nBND: Tensor | None = None,
     earlier_BM: Tensor | None = None,
     unpadded: bool = False,
+    between: Callable[[], None] | None = None,
 ) -> Tensor:
     """One layer's output for rows that stand after what its cache holds, [B, n, D].
 
@@ -191,6 +196,7 @@ def run_chunks(
         queries: takes the rotated queries of every chunk, [B, H, n, d] each.
         earlier_BM: positions of the cache's rows, in a layer with a window; None: it holds none yet.
         unpadded: all of ``seen_BN`` is known to be seen; then no mask is made where none is needed.
+        between: called after each chunk.
     """
     before, out_BND = seen_BN.shape[1] - hidden_BND.shape[1], torch.empty_like(hidden_BND)
     options: dict[str, Any] = {} if split is None else {"context_split": split}
@@ -213,4 +219,6 @@ def run_chunks(
         else:
             given = rows, seen_BN[:, : before + part.stop], places, cache, layer, layer + 1, deep
             out_BND[:, part] = family.run_layers(*given, **options)
+        if between is not None:
+            between()
     return out_BND

@@ -188,11 +188,14 @@ class DecoderStack:
         return rotary_kind(self.decoder.rotary_emb) in LENGTH_DEPENDENT
 
     @contextmanager
-    def as_long_as(self, ends: Tensor) -> Iterator[None]:
-        """Give all angles inside the block the frequencies of one sequence: ``ends`` is past each sample's last one."""
+    def as_long_as(self, ends: Tensor | None) -> Iterator[None]:
+        """Give all angles inside the block the frequencies of one sequence: ``ends`` is past each sample's last one.
+
+        None: those of the rows that are turned, also inside such a block.
+        """
         with undoing(partial(setattr, self, "_length", self._length)):
             if self.length_dependent:
-                self._length = ends.max()
+                self._length = None if ends is None else ends.max()
             yield
 
     @torch.no_grad()

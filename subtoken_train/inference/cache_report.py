@@ -259,11 +259,6 @@ def held_rows(windows: Sequence[int | None], regions_BN: Tensor) -> list[Tensor]
     return [held[size] for size in windows]
 
 
-def bytes_by_sample(cache: PackedCache) -> list[int]:
-    """Return the bytes of each sample's packed entries with their index, without the tail."""
-    return [sum(share.total_bytes for share in shares) for shares in _shares_by_sample(cache)]
-
-
 def _shares_by_sample(cache: PackedCache) -> list[tuple[Share, ...]]:
     shares_LB = [sample_shares(layer.blocks, layer.keys, layer.fill_bytes, layer.basis_bytes) for layer in cache.layers]
     return list(zip(*shares_LB, strict=True))

@@ -189,10 +189,11 @@ class CompressedContext:
         batch: Batch,
         frames: list[texts.QuestionFrame],
         goes_on: bool = False,
+        between: Callable[[], None] | None = None,
     ) -> CompressedContext:
-        """Compress contexts in one pass, which all of them share."""
+        """Compress contexts in one pass, which all of them share; ``between`` as ``prefill`` has it."""
         cache = PackedCache(backbone.family.shape.num_layers)
-        plan = prefill(backbone, batch, cache, compression).plan
+        plan = prefill(backbone, batch, cache, compression, between).plan
         warn_of_emptied(backbone, compression, batch, plan)
         took = report(backbone, replace(batch, pixel_values=None), plan, cache, compression)
         return cls(backbone, compression, cache, frames, batch.record_ids, took, plan, goes_on)

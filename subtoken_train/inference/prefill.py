@@ -9,6 +9,8 @@ vocabulary.
 """
 
 import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, get_args
@@ -17,6 +19,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.cache.cache import PackedCache
+from subtoken_train.cache.joined import JoinedCache
 from subtoken_train.cache.pack import PageReading, with_pages
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
@@ -84,12 +87,18 @@ class Prefill:
 
 
 @torch.no_grad()
-def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, compression: Compression) -> Prefill:
+def prefill(
+    backbone: CompressedBackbone,
+    prompts: Batch,
+    cache: PackedCache,
+    compression: Compression,
+    between: Callable[[], None] | None = None,
+) -> Prefill:
     """Run a batch of prompts once, with reducer and routers, and fill ``cache`` with what stays.
 
     The eviction acts after the whole pass: the next token's logits are those of the unevicted cache. Dense keys and
     values exist until their layer is packed: those of all layers, in chunks (``Compression.prefill_chunk``) those of
-    one.
+    one. ``between`` is called after each chunk of a layer, and may decode from other caches.
     """
     family = backbone.family
     check_before_prefill(backbone, prompts, compression)
@@ -104,7 +113,7 @@ def prefill(backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, co
         if compression.prefill_chunk is None:
             plan = pack_whole(result := run_whole(*given), eviction, packer)
         else:
-            result, plan = _chunked(*given)
+            result, plan = _chunked(*given, between)
     except torch.OutOfMemoryError:
         raise
     except (AssertionError, RuntimeError) as error:  # as statistics of NaN fail in many ways
@@ -172,7 +181,11 @@ def pack_whole(result: PromptPass, eviction: EvictionPass | None, packer: LayerP
 
 
 def _chunked(
-    backbone: CompressedBackbone, prompts: Batch, eviction: EvictionPass | None, packer: LayerPacker
+    backbone: CompressedBackbone,
+    prompts: Batch,
+    eviction: EvictionPass | None,
+    packer: LayerPacker,
+    between: Callable[[], None] | None,
 ) -> tuple[PromptPass, Plan]:
     size, plan = packer.compression.prefill_chunk, Plan([], packer.packing.layout)
     assert size is not None
@@ -191,7 +204,7 @@ def _chunked(
         plan.layers.append(layer_plan(keep_BhM, groups_BMS, rows.index_BM))
         packer.pack(layer, plan.layers[layer], keep_BhM, entries_BM, rows.position, fill_BV=fill_BV)
 
-    given: dict[str, Any] = {"chunks": Chunks(size, finished), **_watching(eviction, packer)}
+    given: dict[str, Any] = {"chunks": Chunks(size, finished, between), **_watching(eviction, packer)}
     return backbone.run(prompts, cache=packer.dense, pad_left=True, **given), plan
 
 
@@ -245,6 +258,35 @@ def decode(backbone: CompressedBackbone, token_ids_Bq: Tensor, cache: PackedCach
     if alone and (step := captured_step(backbone, cache)) is not None:
         return step(token_ids_Bq, cache)
     return next_logits(backbone, append(backbone, token_ids_Bq, cache, chooses_pages=alone))
+
+
+@torch.no_grad()
+def decode_joined(backbone: CompressedBackbone, token_ids_B1: Tensor, caches: Sequence[PackedCache]) -> Tensor:
+    """Append a token to each of several caches of one row in one pass; the next logits, [B, V].
+
+    Their lengths, formats and settings may differ; none may evict while decoding, nor have angles that depend on the
+    length: those go alone, through ``decode``. Where the pass fails, no cache has grown.
+    """
+    family, lengths = backbone.family, [cache.layers[0].tail_length for cache in caches]
+    use_packed_attention(family.decoder.config)
+    positions = torch.cat([cache.next_position for cache in caches], -2)  # type: ignore[misc]
+    with ExitStack() as open_caches:
+        for cache in caches:
+            assert cache.evictor is None
+            cache.free_shape()
+            cache.choose_pages(True)
+            open_caches.enter_context(cache.appending())
+        try:
+            hidden = family.decode(family.token_states(token_ids_B1), positions, JoinedCache(caches))
+            logits_BV = next_logits(backbone, hidden)
+        except BaseException:
+            for cache, length in zip(caches, lengths, strict=True):
+                for layer in cache.layers:
+                    layer.shorten(layer.tail_length - length)
+            raise
+    for cache in caches:
+        cache.advance(1)
+    return logits_BV
 
 
 def _warn_of_length(prompts: Batch, family: Family) -> None:
@@ -312,9 +354,17 @@ def open_prompts(
 
 
 def append_rest(
-    backbone: CompressedBackbone, ids_Bq: Tensor, padding_Bq: Tensor, cache: PackedCache, chunk: int | None
+    backbone: CompressedBackbone,
+    ids_Bq: Tensor,
+    padding_Bq: Tensor,
+    cache: PackedCache,
+    chunk: int | None,
+    between: Callable[[], None] | None = None,
 ) -> Tensor:
-    """Append what follows a cache's contexts, in full, ``chunk`` tokens at a time; logits of the next token, [B, V]."""
+    """Append what follows a cache's contexts, in full, ``chunk`` tokens at a time; logits of the next token, [B, V].
+
+    ``between`` is called between chunks, and may decode from other caches.
+    """
     padding_B, length = padding_Bq.sum(-1), ids_Bq.shape[1]
     for layer in cache.layers:  # before it is appended, so that nothing is evicted between its chunks
         if layer.eviction_state is not None:
@@ -324,6 +374,8 @@ def append_rest(
     with backbone.family.as_long_as(cache.next_position - padding_B[:, None] + length):
         hidden = append(backbone, ids_Bq[:, :size], cache, padding_B if bool(padding_B.any()) else None)
         for start in range(size, length, size):
+            if between is not None:
+                between()
             hidden = append(backbone, ids_Bq[:, start : start + size], cache)
     logits_BV = next_logits(backbone, hidden)
     check_logits(logits_BV, [f"what follows context {b}" for b in range(len(logits_BV))])

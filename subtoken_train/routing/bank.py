@@ -224,6 +224,13 @@ class RouterBank(nn.Module):
             self._state = state
             yield state
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Route nothing inside this block, though it runs inside another's."""
+        with undoing(partial(setattr, self, "_state", self._state)):
+            self._state = None
+            yield
+
     def checkpoint_contexts(self) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
         """``context_fn`` of non-reentrant checkpointing: a layer is recomputed under the state it first ran with."""
         state = self._state

@@ -1,10 +1,11 @@
-"""Requests answered by one thread, in the order in which they came; those of equal settings that wait share a pass."""
+"""Requests answered by one thread: they begin in the order in which they came, and run together, whatever each asks."""
 
 import json
 import logging
 import re
 import threading
-from collections import OrderedDict
+import time
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.documents import check_file_name, real_path
@@ -19,18 +21,21 @@ from subtoken_train.families.positions import position_bound
 from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.answer_stream import AnswerStream
 from subtoken_train.inference.arm_spec import ArmSpec
-from subtoken_train.inference.batched import end_ids, in_batches
-from subtoken_train.inference.cache_report import bytes_by_sample
+from subtoken_train.inference.cache_report import warn_of_emptied
 from subtoken_train.inference.compressed_context import CompressedContext
 from subtoken_train.inference.compression import Compression, settings_record
-from subtoken_train.inference.generation import ASKED, serving, steered_from_outside
+from subtoken_train.inference.generation import GenerateCall, serving, steered_from_outside
 from subtoken_train.inference.model import SubTokenModel
-from subtoken_train.inference.prompt_inputs import padded_left
+from subtoken_train.inference.prefill import append_rest, prefill
+from subtoken_train.inference.prompt_inputs import IMAGE_INPUTS, batch_from_inputs
+from subtoken_train.reducers.contexts import ScoredContext
 from subtoken_train.serving.chat_request import ChatRequest, Limits, RefusedError
-from subtoken_train.serving.line import Answer, Job, Line, Prepared, Row, SharedPass, asked_ids, noted, read_for_pass
+from subtoken_train.serving.line import Job, Line, Prepared, asked_ids, noted, read_for_pass
+from subtoken_train.serving.rows import Row, RunningRows, TokenChoice
 
 _log = logging.getLogger(__name__)
-_PADDING = 2000  # characters that are no matter
+CHUNK = 256  # tokens of a prompt that run at a time while other answers wait for their next token
+PATIENCE = 0.1  # seconds between two tokens of running answers that prompts may take, or as long as a step took
 BROKEN, TOO_LONG = "the server failed at this request; its log says why", "context_length_exceeded"
 _FOLDERS = re.compile(r"(?<![\w:/.])/(?:[\w.@+-]+/)+")  # of paths from the root on
 
@@ -88,7 +93,10 @@ class Answerer:
         models = [Path(str(named)).parent for named in (spec.adapter, spec.backbone) if named]
         saved = [] if contexts.folder is None else [contexts.folder, real_path(contexts.folder)]
         self._places = [f"{place}/" for place in (*saved, Path.cwd(), *models) if place.name]
-        self._line, self._at_work, self._closed = Line(), list[Job](), False
+        self._line, self._closed = Line(), False
+        self._opening: Job | None = None
+        self._stepped = self._patience = 0.0
+        self.first_tokens: deque[float] = deque(maxlen=1000)
         self._begin()
 
     @property
@@ -125,7 +133,9 @@ class Answerer:
                 self.contexts.saved(asked.name)
             model = SubTokenModel.around(self._model.backbone, self.compression(request))
             ready = read_for_pass(model, request, self.limits)
-            self._room(request, ready.tokens)
+            if (needed := self._most_bytes(request, ready.tokens)) > self.limits.memory:
+                words = f"the prompt and its answer need {needed:,} bytes, and answers have {self.limits.memory:,} here"
+                raise RefusedError(413, f"{words}; send a shorter prompt, or ask for fewer tokens")
         except BaseException as error:
             raise self.refusal(error) from None
         return ready
@@ -159,28 +169,93 @@ class Answerer:
             words = words.replace(place, "")
         return _FOLDERS.sub("", words)
 
+    @property
+    def running(self) -> int:
+        """Answers that are made now."""
+        return len(self._running.rows)
+
     def _begin(self) -> None:
+        self._running = RunningRows(self._model.backbone, self._ended)
         self._thread = threading.Thread(target=self._run, name="answers", daemon=True)
         self._thread.start()
 
     def _replace(self) -> None:
         self.replaced += 1
-        self._refuse(self._at_work, RefusedError(500, BROKEN))
+        jobs, opening = [row.job for row in self._running.rows], self._opening
+        self._refuse(jobs if opening is None else [*jobs, opening], RefusedError(500, BROKEN))
+        self._opening = None
         self._begin()
 
     def _run(self) -> None:
         """Answer jobs; nothing that one of them raises ends the thread, and where it ends all the same, begin anew."""
+        running = self._running
         try:
-            while self._thread is threading.current_thread() and (job := self._line.first()) is not None:
-                self._at_work = [job]
-                try:
-                    self._at_work += self._company(job)
-                    self._answer(self._at_work)
-                except BaseException as error:
-                    self._refuse(self._at_work, self.refusal(error))
+            while self._thread is threading.current_thread() and self._turn(running):
+                pass
         except BaseException:
             _log.exception("the thread that answers ended; another one takes its place")
             self._replace()
+
+    def _turn(self, running: RunningRows) -> bool:
+        """Let jobs begin that have room, then take a step; False where nothing is left to answer."""
+        begins = time.monotonic() + self._patience
+        while len(running.rows) < self.limits.batch:
+            job = self._line.first(waits=not running.rows)
+            if job is None:
+                break
+            if not self._fits(job, running.rows):
+                self._line.put_back(job)
+                break
+            self._open(job, running)
+            if self._running is not running:
+                return False
+            if running.rows and time.monotonic() >= begins:
+                break
+        if not running.rows:
+            return not self._line.ended
+        with serving(self._family):
+            self._step(running)
+        return True
+
+    def _step(self, running: RunningRows) -> None:
+        begun = time.monotonic()
+        running.step()
+        self._stepped = time.monotonic()
+        self._patience = max(PATIENCE, self._stepped - begun)
+
+    def _fits(self, job: Job, rows: Sequence[Row]) -> bool:
+        """Return whether a job's uncompressed prompt and answer have room in memory beside the running rows."""
+        held = sum(row.own_bytes + row.most * self._family.shape.token_bytes for row in rows)
+        return not rows or held + self._most_bytes(job.request, job.ready.tokens) <= self.limits.memory
+
+    def _most_bytes(self, request: ChatRequest, tokens: int) -> int:
+        return (tokens + self._room(request, tokens)) * self._family.shape.token_bytes
+
+    def _open(self, job: Job, running: RunningRows) -> None:
+        """Let the answer to a job begin; what goes wrong is told to it alone."""
+        self._opening = job
+        try:
+            if job.is_over():
+                raise time_over("its turn did not come")
+            with noted() as notes:
+                row, logits_1V = self._opened(job, running)
+            row.notes += [self._said(note) for note in (*job.ready.notes, *notes)]
+            self.first_tokens.append(time.monotonic() - job.came)
+            running.join(row, logits_1V)
+        except BaseException as error:
+            self._refuse([job], self.refusal(error))
+        self._opening = None
+
+    def _ended(self, row: Row, error: BaseException | None) -> None:
+        """Tell a row's end, or why it failed."""
+        try:
+            if error is not None:
+                raise error
+            if not row.finish:
+                raise time_over(f"{row.new_tokens} tokens were made")
+            row.job.tell(row.answer(self._family.shape.token_bytes))
+        except BaseException as failure:
+            self._refuse([row.job], self.refusal(failure))
 
     def _refuse(self, jobs: Sequence[Job], refusal: RefusedError) -> None:
         for job in jobs:
@@ -190,117 +265,72 @@ class Answerer:
                 except BaseException:  # nobody hears it
                     _log.exception("an answer was lost")
 
-    def _company(self, first: Job) -> list[Job]:
-        """Take those that wait and can share a pass with a job; half of what it reads is padding at most.
+    def _opened(self, job: Job, running: RunningRows) -> tuple[Row, Tensor]:
+        """Run a job's prompt, in chunks between which running answers go on; its row, and its first logits [1, V]."""
+        model = SubTokenModel.around(self._model.backbone, self.compression(job.request))
+        if running.rows and job.ready.tokens > CHUNK:
+            model = SubTokenModel.around(model.backbone, self._in_chunks(model.compression))
 
-        A seed's draws are those of one row; prompts of models that see images have shapes of their own; bytes of an
-        eviction while decoding are counted of all rows together; and a rotary embedding may turn by the longest row.
-        """
-        request, found = first.request, list[Job]()
-        shown, online = request.asked is None and self.sees_images, self.compression(request).every is not None
-        if request.seed is not None or shown or online or self._family.length_dependent:
-            return found
-        sizes = [_size(request)]
-        for job in self._line.waiting():
-            size = _size(job.request)
-            padded = (len(sizes) + 1) * max(*sizes, size)
-            fits = len(sizes) < self.limits.batch and padded <= 2 * (sum(sizes) + size) + _PADDING
-            if fits and _kind(request) == _kind(job.request):
-                found.append(job)
-                sizes.append(size)
-        self._line.remove(found)
-        return found
-
-    def _answer(self, jobs: Sequence[Job]) -> None:
-        """Answer jobs in one pass; where it fails, those that were told nothing yet go on alone."""
-        for job in jobs:
+        def between() -> None:
             if job.is_over():
-                job.tell(time_over("its turn did not come"))
-        jobs = [job for job in jobs if not job.answered]
-        refusal: RefusedError | None = None
-        try:
-            if jobs:
-                self._pass(jobs)
-        except BaseException as error:
-            refusal = self.refusal(error)
-        for job in (job for job in jobs if not job.answered):
-            if job.told or len(jobs) == 1:
-                job.tell(refusal or RefusedError(500, BROKEN))
-            else:
-                self._answer([job])
+                raise time_over("its prompt was being read")
+            if running.rows and time.monotonic() - self._stepped >= self._patience:
+                self._step(running)
 
-    def _pass(self, jobs: Sequence[Job]) -> None:
-        request, device = jobs[0].request, self._family.device
-        model = SubTokenModel.around(self._model.backbone, self.compression(request))
-        drawn_apart = torch.random.fork_rng([device] if device.type == "cuda" else [], enabled=request.seed is not None)
-        with noted() as notes, drawn_apart:
-            if request.seed is not None:
-                torch.manual_seed(request.seed)
+        opens = self._whole if job.request.asked is None else self._question
+        with serving(self._family):
+            return opens(model, job, between)
 
-            def end(row: Row, cache_bytes: int, dense_bytes: int) -> None:
-                said = [self._said(note) for note in (*row.job.ready.notes, *notes)]
-                counts = row.prompt_tokens, row.cached_tokens, row.new_tokens, cache_bytes, dense_bytes
-                late = f"{row.new_tokens} tokens were made"
-                row.job.tell(Answer(row.finish, *counts, said) if row.finish else time_over(late))
+    def _in_chunks(self, compression: Compression) -> Compression:
+        """Return a compression that runs prompts in chunks, where it can: what looks at a whole prompt cannot."""
+        method, says = compression.eviction, compression.said
+        rows = 1 if method is None else method.observing_rows
+        twice = isinstance(self._model.backbone.reducer, ScoredContext)
+        twice = twice or (method is not None and "second_pass" in method.needs)
+        divides = says["divides"] and compression.threshold is None
+        if compression.prefill_chunk is not None or rows is None or twice or divides:
+            return compression
+        return replace(compression, prefill_chunk=max(CHUNK, rows))
 
-            (self._ask_whole if request.asked is None else self._ask_context)(model, jobs, end)
+    def _row(self, job: Job, ids_1N: Tensor, prompt: tuple[int, int, int], cache: PackedCache, goes_on: bool) -> Row:
+        """Return the row of a prompt of so many tokens, those of them that were there, and its uncompressed bytes."""
+        request, (tokens, cached, dense) = job.request, prompt
+        stream = AnswerStream(
+            self._model.tokenizer, job.tell, stops=[*request.stops, *self._stops], goes_on=request.goes_on or goes_on
+        )
+        stream.put(torch.empty(0))  # the prompt is not handed on
+        most = self._room(request, tokens)
+        cache.reserve(most - 1)
+        choice = TokenChoice(self._family.model, request.settings, ids_1N, most, request.seed)
+        return Row(job, tokens, cached, most, stream, cache, choice, dense)
 
-    def _row(self, job: Job, tokens: int, cached: int, goes_on: bool = False) -> Row:
-        """Return the row of a job whose prompt has so many tokens; its context may be a text to go on with."""
-        stops, goes_on = [*job.request.stops, *self._stops], job.request.goes_on or goes_on
-        stream = AnswerStream(self._model.tokenizer, job.tell, stops=stops, goes_on=goes_on)
-        return Row(job, tokens, cached, self._room(job.request, tokens), stream)
+    def _whole(self, model: SubTokenModel, job: Job, between: Callable[[], None]) -> tuple[Row, Tensor]:
+        family, given = self._family, {**on_device(job.ready.inputs, model.device), **job.request.settings}
+        call = GenerateCall.read(given, family.model)
+        named = {name: given.get(name) for name in ("regions", *IMAGE_INPUTS)}
+        batch, cache = (
+            batch_from_inputs(family, call.ids_BN, call.visible, named, None),
+            PackedCache(family.shape.num_layers),
+        )
+        filled = prefill(model.backbone, batch, cache, model.compression, between)
+        warn_of_emptied(model.backbone, model.compression, batch, filled.plan)
+        tokens = call.ids_BN.shape[1]
+        row = self._row(job, call.ids_BN, (tokens, 0, tokens * family.shape.token_bytes), cache, False)
+        row.own_bytes = sum(layer.payload_bytes + layer.index_bytes for layer in cache.layers)
+        return row, filled.logits_BV
 
-    def _shared(self, rows: Sequence[Row], end: Callable[[Row, int], None]) -> tuple[SharedPass, dict[str, Any]]:
-        most, longest = max(row.most for row in rows), max(row.prompt_tokens for row in rows)
-        if self._bound is not None and len(rows) > 1 and longest + most > self._bound:
-            raise ValueError("a row that ended would go on past the positions of the model")  # so each goes alone
-        together = SharedPass(rows, end_ids(self._family), end, 0 if self._family.device.type == "cpu" else ASKED)
-        own = {"max_new_tokens": most, "streamer": together, "stopping_criteria": [together]}
-        return together, {**rows[0].job.request.settings, **own}
+    def _question(self, model: SubTokenModel, job: Job, between: Callable[[], None]) -> tuple[Row, Tensor]:
+        """Ask about one context, which is kept."""
+        context, found = self._context(model, job, between)
+        ids = job.ready.question or asked_ids(context.frames[0], self._family, job.request)
+        held, ids_1q = context.packed.prompt_length, torch.tensor([ids], device=model.device)
+        cache, tokens = context.packed.branch(), held + len(ids)
+        dense = context.report.dense_bytes + len(ids) * self._family.shape.token_bytes
+        chunk, unpadded = model.compression.prefill_chunk, torch.zeros_like(ids_1q, dtype=torch.bool)
+        row = self._row(job, ids_1q, (tokens, held if found else 0, dense), cache, context.goes_on)
+        return row, append_rest(model.backbone, ids_1q, unpadded, cache, chunk, between)
 
-    def _ask_whole(self, model: SubTokenModel, jobs: Sequence[Job], end: Callable[[Row, int, int], None]) -> None:
-        prompts = [on_device(job.ready.inputs, model.device) for job in jobs]
-        rows = [self._row(job, inputs["input_ids"].shape[1], 0) for job, inputs in zip(jobs, prompts, strict=True)]
-        token_bytes = self._family.shape.token_bytes
-
-        def ended(row: Row, place: int) -> None:
-            if len(rows) == 1:
-                took = model.cache_report()
-                end(row, took.total_bytes - took.slack_bytes, took.dense_bytes)
-            else:
-                assert model.last is not None
-                new = row.new_tokens - 1
-                stored = bytes_by_sample(model.last.cache)[place]
-                end(row, stored + new * token_bytes, (row.prompt_tokens + new) * token_bytes)
-
-        together, settings = self._shared(rows, ended)
-        inputs: dict[str, Any] = prompts[0] if len(prompts) == 1 else padded_left(self._family, prompts)
-        model.generate(**inputs, **settings)
-        together.close()
-
-    def _ask_context(self, model: SubTokenModel, jobs: Sequence[Job], end: Callable[[Row, int, int], None]) -> None:
-        """Answer questions about one context, which is kept; its copies of a pass fit into the budget."""
-        context, found = self._context(model, jobs[0])
-        held, most = context.packed.prompt_length, max(1, self.contexts.budget // context.report.total_bytes)
-
-        def ended(cache: PackedCache, row: Row, place: int) -> None:
-            alone = cache.origin_B is not None and len(cache.origin_B) == 1
-            appended = row.prompt_tokens - held + row.new_tokens - 1
-            took = context.report_of(cache) if alone else context.report_with(appended)
-            end(row, took.total_bytes - took.slack_bytes, took.dense_bytes)
-
-        for part in in_batches(jobs, most):
-            ids = [job.ready.question or asked_ids(context.frames[0], self._family, job.request) for job in part]
-            cached = [held if found or job is not jobs[0] else 0 for job in part]
-            parts = zip(part, ids, cached, strict=True)
-            rows = [self._row(job, held + len(own), there, context.goes_on) for job, own, there in parts]
-            cache = context.branch(len(rows))
-            together, settings = self._shared(rows, partial(ended, cache))
-            context.generate(ids, cache, **settings)
-            together.close()
-
-    def _context(self, model: SubTokenModel, job: Job) -> tuple[CompressedContext, bool]:
+    def _context(self, model: SubTokenModel, job: Job, between: Callable[[], None]) -> tuple[CompressedContext, bool]:
         backbone, compression, asked = model.backbone, model.compression, job.request.asked
         assert asked is not None
         how = (json.dumps(settings_record(compression)), job.request.owner)
@@ -315,8 +345,7 @@ class Answerer:
         assert batch is not None
 
         def compress() -> CompressedContext:
-            with serving(backbone.family):
-                return CompressedContext.of(backbone, compression, batch, job.ready.frames)
+            return CompressedContext.of(backbone, compression, batch, job.ready.frames, between=between)
 
         return self.contexts.take((*batch.record_ids, asked.by_system, asked.system, how), compress)
 
@@ -326,22 +355,6 @@ class Answerer:
             words = f"{tokens:,} tokens, and the model was made for {bound:,} together with the answer"
             raise RefusedError(400, f"the prompt has {words}; send less", TOO_LONG)
         return most if bound is None else min(most, bound - tokens)
-
-
-def _size(request: ChatRequest) -> int:
-    asked = request.asked
-    turns = request.messages if asked is None else asked.followed
-    return sum(len(str(turn["content"])) for turn in turns) + len("" if asked is None else asked.question)
-
-
-def _kind(request: ChatRequest) -> tuple[Any, ...]:
-    """Return what requests of one pass have in common: compression, sampling, and the context, if any."""
-    context: Any = None
-    asked = request.asked
-    if asked is not None:
-        shown = [image.read() for image in asked.context] if isinstance(asked.context, list) else asked.context
-        context = (shown, asked.by_system, asked.system, asked.name, request.owner, request.template)
-    return request.raw, request.eviction, request.eviction_keep, request.settings, request.seed, context
 
 
 def time_over(words: str) -> RefusedError:

@@ -60,7 +60,7 @@ class RefusedError(ValueError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of one request, and of how many share a pass (``batch``).
+    """Bounds of one request; of how many run together (``batch``), and of the bytes that their caches take.
 
     ``max_pixels`` are width times height of each image; ``evictions`` may be named, and keep a share within ``keep``.
     """
@@ -70,7 +70,8 @@ class Limits:
     max_pixels: int = 25_000_000
     evictions: tuple[str, ...] = ()
     keep: tuple[float, float] = (0.0, 1.0)
-    batch: int = 8
+    batch: int = 64
+    memory: int = 4_000_000_000
 
 
 @dataclass(frozen=True, kw_only=True)

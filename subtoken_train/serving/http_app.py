@@ -94,12 +94,15 @@ class ChatServer:
         return _Logged(Starlette(routes=routes, middleware=layers, exception_handlers=handlers))
 
     async def health(self, request: Request) -> Response:
-        """Say whether answers are made; to those with a key, also how many are on their way and what is kept."""
+        """Say whether answers are made; to those with a key, also how many, how long they waited, and what is kept."""
         works = self.answerer.works()
         said: dict[str, Any] = {"status": "ok" if works else "the thread that answers ended; it is replaced"}
         if self._owner(request) is not None:
-            kept = self.answerer.contexts
+            kept, waits = self.answerer.contexts, sorted(self.answerer.first_tokens)
             said |= {"model": self.settings.name, "requests": self.held, "replaced": self.answerer.replaced}
+            said["running"], at = self.answerer.running, {"p50": len(waits) // 2, "p95": len(waits) * 19 // 20}
+            seconds = {name: round(waits[place], 3) for name, place in at.items()} if waits else {}
+            said["first_token"] = {"answers": len(waits), **seconds}
             said["contexts"] = {"held": len(kept), "bytes": kept.nbytes, "compressed": kept.taken, "found": kept.found}
         return JSONResponse(said, 200 if works else 503)
 
@@ -276,12 +279,12 @@ class _Reply:
             await (await self._whole(event))(scope, receive, send)
 
     async def _next(self) -> Event:
-        """Return the next event; a pass that has begun may go on for longer than the time of its requests."""
+        """Return the next event; a prompt that is being read may take longer than the time of its request."""
         try:
             async with asyncio.timeout_at(self._deadline):
                 return await self._events.get()
         except TimeoutError:
-            return time_over("its pass goes on")
+            return time_over("its prompt is still read, or waits")
 
     async def _whole(self, event: Event) -> Response:
         pieces = []

@@ -1,13 +1,10 @@
-"""Requests in the order in which they came, and what each is told while a pass answers several of them.
-
-Legend: B rows, N positions.
-"""
+"""Requests in the order in which they came, all that is read of each before its turn, and what it is told."""
 
 import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +15,6 @@ from torch import Tensor
 from subtoken_train.errors import SubTokenWarning, panics_in_words, refuse
 from subtoken_train.families.family import Family
 from subtoken_train.functional.moving import on_device
-from subtoken_train.inference.answer_stream import AnswerStream
 from subtoken_train.inference.compressed_context import context_batches
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prefill import reader_of_question
@@ -129,7 +125,7 @@ class Job:
     """A request on its way, until a ``deadline`` of ``time.monotonic``.
 
     ``say`` is called with every event, by the thread that answers; the last one is no text. ``stopped`` is set where
-    nobody waits any more; ``told`` and ``answered``: a piece was said, and the last event.
+    nobody waits any more; ``answered``: the last event was said. ``came``: when it arrived, by the same clock.
     """
 
     request: ChatRequest
@@ -137,12 +133,12 @@ class Job:
     deadline: float
     ready: Prepared = field(default_factory=Prepared)
     stopped: threading.Event = field(default_factory=threading.Event)
-    told: bool = False
     answered: bool = False
+    came: float = field(default_factory=time.monotonic)
 
     def tell(self, event: Event) -> None:
         """Say an event, and note that it was said."""
-        self.told, self.answered = True, not isinstance(event, str)
+        self.answered = self.answered or not isinstance(event, str)
         self.say(event)
 
     def is_over(self) -> bool:
@@ -163,89 +159,19 @@ class Line:
             self._jobs.append(job)
             self._came.notify()
 
-    def first(self) -> Job | None:
-        """Take the first one, waiting for it; None at the end."""
+    def put_back(self, job: Job) -> None:
+        """Let a job that was taken be the first one again."""
         with self._came:
-            self._came.wait_for(lambda: self._jobs)
-            return self._jobs.popleft()
-
-    def waiting(self) -> list[Job]:
-        """Return those that wait now, and leave them there."""
-        with self._came:
-            return [job for job in self._jobs if job is not None]
-
-    def remove(self, jobs: Collection[Job]) -> None:
-        """Take some that wait."""
-        with self._came:
-            for job in jobs:
-                self._jobs.remove(job)
-
-
-@dataclass(eq=False)
-class Row:
-    """One answer of a pass, of ``most`` tokens at most; ``since`` is the step at which it ended.
-
-    ``finish``: ``stop``, ``length``, or "" where it was ended from outside; None: it goes on.
-    """
-
-    job: Job
-    prompt_tokens: int
-    cached_tokens: int
-    most: int
-    stream: AnswerStream
-    finish: str | None = None
-    since: int = 0
+            self._jobs.appendleft(job)
 
     @property
-    def new_tokens(self) -> int:
-        """Tokens of the answer so far."""
-        return len(self.stream.token_ids)
+    def ended(self) -> bool:
+        """Return whether no job is there, and none will come."""
+        with self._came:
+            return bool(self._jobs) and self._jobs[0] is None
 
-    def put(self, token: int, ends: Container[int], step: int) -> None:
-        """Take the next token of one that goes on."""
-        self.stream.put(torch.tensor([token]))
-        if self.stream.ended or token in ends:
-            self.finish = "stop"
-        elif self.new_tokens >= self.most:
-            self.finish = "length"
-        elif self.job.is_over():
-            self.finish = ""
-        else:
-            return
-        self.stream.end()
-        self.since = step
-
-
-class SharedPass:
-    """A streamer and a stopping criterion of ``generate`` for all rows of a pass; rows that ended say padding.
-
-    ``end`` is called with a row that ended and its place, once, ``waits`` steps later, in which a GPU is asked
-    whether its logits were numbers.
-    """
-
-    def __init__(self, rows: Sequence[Row], ends: Container[int], end: Callable[[Row, int], None], waits: int) -> None:
-        self.rows, self._ends, self._end, self._patience = rows, ends, end, waits
-        self._steps = -1  # the prompts' ids come first
-
-    def put(self, ids: Tensor) -> None:
-        """Take the ids of all rows, [B]; at first those of the prompts."""
-        self._steps += 1
-        for row, token in zip(self.rows, ids.tolist() if self._steps else [0] * len(self.rows), strict=True):
-            if self._steps == 0:
-                row.stream.put(torch.empty(0))
-            elif row.finish is None:
-                row.put(token, self._ends, self._steps)
-        self.close(self._patience)
-
-    def end(self) -> None:
-        """Do nothing: rows end by themselves."""
-
-    def __call__(self, ids_BN: Tensor, scores: Any, **further: Any) -> Tensor:
-        """Return which rows end here, bool [B]."""
-        return torch.tensor([row.finish is not None for row in self.rows], device=ids_BN.device)
-
-    def close(self, patience: int = 0) -> None:
-        """Tell the ends that were held back; all of them once ``generate`` has returned."""
-        for place, row in enumerate(self.rows):
-            if row.finish is not None and row.since <= self._steps - patience and not row.job.answered:
-                self._end(row, place)
+    def first(self, waits: bool) -> Job | None:
+        """Take the first one; None at the end, and where none is there and none is waited for."""
+        with self._came:
+            self._came.wait_for(lambda: self._jobs or not waits)
+            return self._jobs.popleft() if self._jobs and self._jobs[0] is not None else None

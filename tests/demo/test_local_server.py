@@ -63,7 +63,7 @@ def launched(monkeypatch):
     monkeypatch.setattr(os, "environ", os.environ.copy())
 
     def launch(page):
-        blocks = SimpleNamespace(build_page=lambda models: page, looks=lambda: None, NARROW="")
+        blocks = SimpleNamespace(build_page=lambda models: page, looks=lambda: None, STYLE="")
         monkeypatch.setitem(sys.modules, "subtoken_train.demo.blocks", blocks)
         return served(None, "127.0.0.1", 45678)
 

@@ -63,11 +63,11 @@ BROKEN = "the server failed at this request; its log says why"
 
 @pytest.mark.parametrize("error", [Panic("broken"), SystemExit(3), RuntimeError("broken")])
 def test_nothing_that_a_pass_raises_ends_the_thread(llama, monkeypatch, caplog, error):
-    def fail(jobs):
+    def fail(*given):
         raise error
 
-    for place, act in (("_pass", fail), ("_company", fail), ("_pass", lambda jobs: None)):  # the last tells nobody
-        monkeypatch.setattr(llama.answerer, place, act)
+    for place in ("_opened", "_whole", "_row"):
+        monkeypatch.setattr(llama.answerer, place, fail)
         assert refusal(llama, 500) == BROKEN
         monkeypatch.undo()
     assert said(llama.ask("Hi")) is not None
@@ -95,7 +95,7 @@ def test_a_thread_that_ends_is_replaced(llama, monkeypatch, caplog):
         monkeypatch.undo()
         raise SystemExit(3)
 
-    monkeypatch.setattr(llama.answerer._line, "first", end)
+    monkeypatch.setattr(llama.answerer._line, "first", lambda waits: end() if waits else None)
     assert said(llama.ask("Hi")) is not None  # after which it takes the next one
     before.join(20)
     assert not before.is_alive()
@@ -108,7 +108,7 @@ def test_a_thread_that_ends_is_replaced(llama, monkeypatch, caplog):
 def test_a_dead_thread_is_noticed_and_what_it_had_is_told(llama, monkeypatch):
     gate, begun, told = threading.Event(), threading.Event(), []
     alive, replaced = llama.answerer._thread, llama.answerer.replaced
-    monkeypatch.setattr(llama.answerer, "_pass", lambda jobs: (begun.set(), gate.wait(60)))
+    monkeypatch.setattr(llama.answerer, "_opened", lambda *given: (begun.set(), gate.wait(60)))
     asking = threading.Thread(target=lambda: told.append(refusal(llama, 500)))
     asking.start()
     assert begun.wait(60)
@@ -127,13 +127,14 @@ def test_a_dead_thread_is_noticed_and_what_it_had_is_told(llama, monkeypatch):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("stage", "words"), [("_pass", "its pass goes on"), ("prepare", "its pictures and texts were not read")]
+    ("stage", "words"),
+    [("_opened", "its prompt is still read, or waits"), ("prepare", "its pictures and texts were not read")],
 )
 def test_what_outlives_its_time_is_told_in_time(stage, words, stream):
     gate = threading.Event()
     with serving_model(ArmSpec(backbone=LLAMA), timeout=0.5) as served:
         whole = getattr(served.answerer, stage)
-        setattr(served.answerer, stage, lambda given: (gate.wait(60), whole(given))[1])
+        setattr(served.answerer, stage, lambda *given: (gate.wait(60), whole(*given))[1])
         reply = served.post(long_request(stream=stream))
         assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
         assert f"the time for one request is over; {words}" in reply.json()["error"]["message"]
@@ -244,7 +245,9 @@ def test_a_line_of_log_for_each_request_and_messages_that_name_no_place(monkeypa
         assert re.fullmatch(r"GET /v1/models/a%0Ab 404, \d+\.\d\d s", lines.get(timeout=20))
         words = refusal(served, 400, extra_body={"context": "broken"})
         assert words.startswith("broken.safetensors is not a whole safetensors file")
-        served.answerer._pass = lambda jobs: (_ for _ in ()).throw(ValueError("read /srv/models/a b from /x/y.json"))
+        served.answerer._opened = lambda *given: (_ for _ in ()).throw(
+            ValueError("read /srv/models/a b from /x/y.json")
+        )
         assert refusal(served, 400) == "read a b from y.json"
 
 

@@ -1,4 +1,4 @@
-"""Fields of a request, one by one; requests that wait together share a pass, and are told what they are alone."""
+"""Fields of a request, one by one; requests that run together, whatever they ask, are told what they are told alone."""
 
 import base64
 import io
@@ -10,6 +10,7 @@ from dataclasses import replace
 from urllib.parse import quote_from_bytes
 
 import pytest
+import torch
 from PIL import Image
 
 from subtoken_train.inference.arm_spec import ArmSpec
@@ -127,7 +128,7 @@ def test_what_is_no_request_is_refused(name):
 
 
 STREAMING = {"eviction": "streaming_llm", "eviction_keep": 0.5}
-SHARED_LIMITS = Limits(max_new_tokens=200, evictions=("knorm", "keydiff", "none"), batch=4)
+SHARED_LIMITS = Limits(max_new_tokens=200, evictions=("knorm", "keydiff", "streaming_llm", "none"))
 
 
 class Asked(Job):
@@ -153,13 +154,13 @@ class Asked(Job):
 
 @contextmanager
 def answering(spec=LLAMA, limits=SHARED_LIMITS, budget=10**9, **compression):
-    spec = ArmSpec(backbone=spec, **compression)
+    spec = ArmSpec(**{"backbone": spec, **compression})
     answerer = Answerer(spec.load("cpu"), spec, limits, ContextStore(budget))
-    sizes, shared = [], answerer._pass
+    sizes, step = [], answerer._step
 
-    def noted(jobs):
-        sizes.append(len(jobs))
-        shared(jobs)
+    def noted(running):
+        sizes.append(len(running.rows))
+        step(running)
 
     def ready(job):
         try:
@@ -170,7 +171,7 @@ def answering(spec=LLAMA, limits=SHARED_LIMITS, budget=10**9, **compression):
             submit(job)
 
     submit, answerer.submit = answerer.submit, ready
-    answerer._pass = noted
+    answerer._step = noted
     answerer.sizes = sizes
     try:
         yield answerer
@@ -179,7 +180,7 @@ def answering(spec=LLAMA, limits=SHARED_LIMITS, budget=10**9, **compression):
 
 
 def together(answerer, jobs):
-    """What jobs are told that come while another one is answered; the sizes of their passes."""
+    """What jobs are told that come while another one is answered; the rows of every step since."""
     gate, begun, first = threading.Event(), threading.Event(), Asked("Hi")
     first.say = lambda event: (begun.set(), gate.wait(60))
     answerer.submit(first)
@@ -200,30 +201,78 @@ def alone(answerer, jobs):
     return told
 
 
-def same(told, wanted):
-    """Whether answers are alike; a row of a shared pass is numbered, in 8 bytes a layer and part at most."""
-    extra = [0 <= got.cache_bytes - alone.cache_bytes <= 128 for (_, got), (_, alone) in zip(told, wanted, strict=True)]
-    ours, theirs = ([(text, replace(end, cache_bytes=0)) for text, end in each] for each in (told, wanted))
-    return all(extra) and ours == theirs
+ONLINE = {**STREAMING, "eviction_every": 16}
+MADE = {
+    "full": {},
+    "quest": {"eviction": "quest_steps", "eviction_keep": 0.5},
+    "int8": {**KNORM, "kv_dtype": "int8"},
+    "routed": {"backbone": None, "adapter": str(ROOT / "checkpoints/adapters/tinylm_quest25_s16k12")},
+    "online": ONLINE,
+}
 
 
-MADE = {"full": {}, "quest": {"eviction": "quest_steps", "eviction_keep": 0.5}, "int8": {**KNORM, "kv_dtype": "int8"}}
+def many():
+    """Requests of unlike lengths, draws, stops, evictions and contexts."""
+    long = [Asked(TEXT[:size] + "\n\nWhat is a list?", max_tokens=4 + size // 100) for size in (600, 900, 750)]
+    drawn = [Asked("What is a list?", temperature=0.9, seed=seed, max_tokens=40) for seed in (1, 2)]
+    stopped = Asked(TEXT[:800] + "\n\nWhy?", stop=["e"], max_tokens=30)
+    other = Asked(TEXT + "\n\nWho?", eviction="keydiff", eviction_keep=0.2, max_tokens=20)
+    return [*long, *drawn, stopped, other, *(Asked(about(TEXT, f"\n\n{each}")) for each in ("Why?", "Who does what?"))]
+
+
+def found_anew(told):
+    """What jobs were told, whether their contexts were there or not."""
+    return [(text, replace(end, cached_tokens=0) if isinstance(end, Answer) else end) for text, end in told]
 
 
 @pytest.mark.parametrize("made", MADE.values(), ids=MADE)
-def test_prompts_of_several_lengths(made):
-    def asked():
-        long = [Asked(TEXT[:size] + "\n\nWhat is a list?", max_tokens=4 + size // 100) for size in (600, 900, 750)]
-        return [*long, Asked(TEXT[:800] + "\n\nWhy?", stop=["e"], max_tokens=30)]
-
+def test_answers_that_run_together_are_those_of_one_by_one(made, monkeypatch):
     with answering(**made) as answerer:
-        wanted = alone(answerer, asked())
-        told, sizes = together(answerer, asked())
-    assert sizes == [4]
-    assert same(told, wanted)
-    assert [answer.new_tokens for _, answer in told[:3]] == [10, 13, 11]
-    assert told[3][1].finish == "stop"
-    assert len({answer.cache_bytes for _, answer in told}) > 2
+        wanted = alone(answerer, many())
+        told, sizes = together(answerer, many())
+        # in chunks, and a step after each
+        monkeypatch.setattr("subtoken_train.serving.answerer.CHUNK", 64)
+        monkeypatch.setattr("subtoken_train.serving.answerer.PATIENCE", 0.0)
+        chunked, _ = together(answerer, [Asked(TEXT, max_tokens=60), *many()[:3]])
+    assert found_anew(told) == found_anew(wanted)
+    assert sum(isinstance(end, Answer) for _, end in told) >= 5  # the others are refused: a budget or a context
+    assert max(sizes) >= 5
+    assert sizes[-1] < max(sizes)  # each leaves when it ends
+    assert [text for text, _ in chunked[1:]] == [text for text, _ in wanted[:3]]
+
+
+@pytest.mark.parametrize("asks", [str, lambda text: about(text, "\n\nWhy?")])
+def test_a_long_prompt_lets_running_answers_go_on_after_each_chunk(asks, monkeypatch):
+    monkeypatch.setattr("subtoken_train.serving.answerer.CHUNK", 50)
+    with answering(**KNORM) as answerer:
+        running, long = Asked("What is a list?", max_tokens=200), Asked(asks(3 * TEXT))
+        wanted, between = alone(answerer, [Asked("What is a list?", max_tokens=200)]), []
+        answerer._patience = 0.0
+        monkeypatch.setattr("subtoken_train.serving.answerer.PATIENCE", 0.0)
+        running.say = lambda event: (running.note(event), long.events or between.append(event))
+        opened = answerer._opened
+        answerer._opened = lambda job, rows: (between.clear(), opened(job, rows))[1]
+        step = answerer._step
+        answerer._step = lambda rows: (step(rows), setattr(answerer, "_patience", 0.0))
+        told, _ = together(answerer, [running, long])
+    assert told[0] == wanted[0]
+    assert long.outcome()[1].new_tokens == 8
+    assert len(between) > 30  # 6 layers of 17 chunks; a piece of text may take several tokens
+
+
+def test_rows_leave_for_those_that_wait_and_memory_has_a_bound():
+    prompts = [Asked("What is a list?", max_tokens=tokens) for tokens in (30, 10, 20, 10)]
+    with answering(limits=replace(SHARED_LIMITS, batch=2), **KNORM) as answerer:
+        token_bytes = answerer._family.shape.token_bytes
+        together(answerer, prompts)
+        assert max(answerer.sizes) == 2
+        assert answerer.sizes.count(2) > 20  # the third joins when the second has left
+    with answering(limits=replace(SHARED_LIMITS, memory=100 * token_bytes), **KNORM) as answerer:
+        told, sizes = together(answerer, [Asked("What is a list?", max_tokens=60) for _ in range(3)])
+        assert [end.new_tokens for _, end in told] == [60] * 3
+        assert max(sizes) == 1
+        (_, (status, words)), *_ = alone(answerer, [Asked(TEXT)])
+        assert (status, "send a shorter prompt, or ask for fewer tokens" in words) == (413, True)
 
 
 def test_questions_about_one_context():
@@ -233,35 +282,15 @@ def test_questions_about_one_context():
 
     with answering(**KNORM) as answerer:
         told, sizes = together(answerer, asked())
-        assert sizes == [3, 1]
+        assert max(sizes) >= 4
         assert [answer.cached_tokens > 0 for _, answer in told] == [False, True, True, False]
         wanted = alone(answerer, asked())
         assert [text for text, _ in told] == [text for text, _ in wanted]
-        assert same(told[1:3], wanted[1:3])
-        assert (answerer.contexts.taken, answerer.contexts.found) == (2, 4)
-        size = answerer.contexts.nbytes // 2
-    with answering(budget=int(2.5 * size), **KNORM) as answerer:  # two copies fit into the budget
-        calls, shared = [], answerer._shared
-        answerer._shared = lambda rows, end: (calls.append(len(rows)), shared(rows, end))[1]
-        assert together(answerer, asked()[:3])[0] == told[:3]
-        assert calls == [1, 2, 1]  # the first is the one that is waited for
+        assert told[1:3] == wanted[1:3]
+        assert (answerer.contexts.taken, answerer.contexts.found) == (2, 6)
 
 
-def test_what_differs_does_not_share_and_half_of_a_pass_is_padding_at_most():
-    listed, other = "What is a list?", "What is a dict?"
-    with answering(**KNORM) as answerer:
-        kinds = [Asked(words, **more) for words in (listed, other) for more in ({}, {"temperature": 0.7}, {"seed": 1})]
-        kinds += [Asked(listed, eviction="keydiff", eviction_keep=0.5), Asked(about(TEXT, f"\n\n{listed}"))]
-        assert sorted(together(answerer, kinds)[1], reverse=True) == [2, 2, 1, 1, 1, 1]
-        asked = [Asked(3 * TEXT), *(Asked(f"What is {name}?") for name in "abc"), Asked(3 * TEXT[:-9])]
-        assert together(answerer, asked)[1] == [3, 2]  # the long ones take a short one along
-        asked = [Asked(3 * TEXT, max_tokens=20), Asked(2 * TEXT, max_tokens=200)]
-        told, sizes = together(answerer, asked)
-        assert sizes == [2, 1, 1]  # no row goes past the positions of the model
-        assert [(answer.new_tokens, answer.warnings) for _, answer in told] == [(20, []), (200, [])]
-
-
-def test_models_that_see_images_share_what_is_asked_about_one_picture():
+def test_models_that_see_images_answer_together():
     url = data_url(Image.open(ROOT / "data/samples/a.png").convert("RGB"))
 
     def asked(**mark):
@@ -269,66 +298,63 @@ def test_models_that_see_images_share_what_is_asked_about_one_picture():
         return [Asked([{"role": "user", "content": content}]) for content in contents]
 
     with answering(LLAVA, **KNORM) as answerer:
-        wanted = alone(answerer, asked(**MARK))
-        told, sizes = together(answerer, asked(**MARK))
-        assert sizes == [2]
+        wanted = alone(answerer, [*asked(**MARK), *asked()])
+        told, sizes = together(answerer, [*asked(**MARK), *asked()])
+        assert max(sizes) >= 4
         assert [text for text, _ in told] == [text for text, _ in wanted]
-        assert together(answerer, asked())[1] == [1, 1]
+        assert told[2:] == wanted[2:]
 
 
-def test_one_that_is_refused_takes_no_other_with_it(caplog):
-    def asked():
-        return [Asked(f"What is a {name} ?" * 100) for name in ("list", "dict")]
-
+def test_one_that_is_refused_leaves_or_is_late_stops_no_other(caplog):
     with answering(**KNORM) as answerer:
-        (one, two), wanted = asked(), alone(answerer, asked())
-        told, sizes = together(answerer, [one, Asked("a b c d e f " * 200), two])
-        assert sizes == [2]
-        assert same([told[0], told[2]], wanted)
+        wanted = alone(answerer, [Asked("What is a list?", max_tokens=60)])
+        gone, late = Asked("What is a dict?", max_tokens=200), Asked("What is a dict?", seconds=-1)
+        stays, long = Asked("What is a list?", max_tokens=60), Asked("a b c d e f " * 200)
+        gone.say = lambda event: (gone.note(event), gone.stopped.set())
+        told, sizes = together(answerer, [gone, long, stays, late])
+        assert max(sizes) >= 2
+        assert told[2:3] == wanted
+        assert told[0][1][0] == told[3][1][0] == 503
+        assert len(told[0][0]) < 40
         status, words = told[1][1]
         assert (status, "the model was made for 1,024 together" in words) == (400, True)
     assert "a request failed" not in caplog.text
 
 
-def test_one_that_leaves_or_is_late_stops_no_other():
+@pytest.mark.parametrize("place", ["stream", "attention", "logits"])
+def test_one_that_fails_in_its_middle_stops_no_other(place, caplog):
     with answering(**KNORM) as answerer:
-        wanted = alone(answerer, [Asked("What is a list?", max_tokens=60)])
-        gone, late = Asked("What is a dict?", max_tokens=200), Asked("What is a dict?", seconds=-1)
-        stays = Asked("What is a list?", max_tokens=60)
-        note = gone.say
+        wanted = alone(answerer, [Asked("What is a list?", max_tokens=20)])
+        fails, stays = Asked("What is a dict?", max_tokens=20), Asked("What is a list?", max_tokens=20)
 
-        def leave(event):
-            note(event)
-            gone.stopped.set()
-
-        gone.say = leave
-        told, sizes = together(answerer, [gone, stays, late])
-        assert sizes == [2]
-        assert same(told[1:2], wanted)
-        assert told[0][1][0] == told[2][1][0] == 503
-        assert len(told[0][0]) < 40
-        assert isinstance(gone.events[-1], RefusedError)
-
-
-def test_a_pass_that_fails_in_its_middle_is_told_to_those_it_had_begun_with(caplog):
-    with answering(**KNORM) as answerer:
-        jobs = [Asked("What is a list?", max_tokens=20), Asked("What is a dict?", max_tokens=20, stop=["zzzz"])]
+        def broken(*given, **more):
+            raise RuntimeError("broken")
 
         def fail(event):
-            jobs[0].note(event)
-            if len(jobs[0].events) == 3:
-                raise RuntimeError("broken")
+            fails.note(event)
+            if len(fails.events) == 3:
+                (row,) = [row for row in answerer._running.rows if row.job is fails]
+                if place == "stream":
+                    broken()
+                elif place == "attention":
+                    row.cache.layers[3].attend = broken
+                else:
+                    row.cache.layers[3].keys.fill_(torch.nan)
 
-        jobs[0].say = fail
-        told, _ = together(answerer, jobs)
-        assert {end for _, end in told} == {(500, "the server failed at this request; its log says why")}
-    assert "a request failed" in caplog.text
+        fails.say = fail
+        told, _ = together(answerer, [fails, stays])
+    status, words = told[0][1]
+    if place == "logits":
+        assert (status, "the model gave NaN or infinite numbers at token" in words) == (400, True)
+    else:
+        assert (status, words) == (500, "the server failed at this request; its log says why")
+        assert "a request failed" in caplog.text
+    assert told[1:] == wanted
 
 
 def test_what_is_evicted_while_an_answer_is_made_is_not_counted():
-    with answering(**STREAMING, eviction_every=16) as answerer:
-        told, sizes = together(answerer, [Asked(about(TEXT, "\n\nWhy?"), max_tokens=100) for _ in range(2)])
-    assert sizes == [1, 1]
+    with answering(**ONLINE) as answerer:
+        told, _ = together(answerer, [Asked(about(TEXT, "\n\nWhy?"), max_tokens=100) for _ in range(2)])
     with answering(**STREAMING) as answerer:
         whole = alone(answerer, [Asked(about(TEXT, "\n\nWhy?"), max_tokens=100)])
     assert told[0][1].new_tokens == whole[0][1].new_tokens == 100
