@@ -266,6 +266,9 @@ def _routing_words(routing: dict[str, Any]) -> str:
     parts = [f"S{routing['num_groups']}K{routing['kept_groups']} {routing['selector']}"]
     if (budget := routing.get("budget", "per_token")) == "bytes":
         parts.append(f"keys and groups in {routing['byte_share']:.4%} of the bytes of {POOLS[routing['byte_pool']]}")
+    elif budget == "delayed":
+        share, delay = f"{routing['byte_share']:.4%}", routing["window"]
+        parts = [f"gates {routing['selector']}, trained to leave {share} of them open, delay {delay} tokens"]
     elif budget != "per_token":
         parts.append(f"{budget} budget")
     if (prior := routing.get("score_prior", "none")) != "none":

@@ -135,7 +135,8 @@ class Calibrator(Method, ABC):
         made_on = f"{self.name} is calibrated on"
         if self.for_images and backbone.family.image_token_id is not None:
             raise ValueError(f"{made_on} recall of text, and the backbone sees images; use {self.for_images}")
-        if self.whole_caches and (backbone.active_routing is not None or backbone.reducer.acts):
+        gated = backbone.bank is not None and backbone.bank.gated
+        if self.whole_caches and (gated or backbone.active_routing is not None or backbone.reducer.acts):
             raise ValueError(f"{made_on} whole caches; use the backbone, or a LoRA-only adapter")
 
     def prompts(self, family: Family, data: str | None) -> PromptSource:

@@ -95,6 +95,8 @@ def _routing_words(config: RoutingConfig | None) -> str:
     learned += [", query-conditioned"] * config.query_conditioned
     learned += [f", reads {' and '.join(config.features)}"] if config.features else []
     budget = f"{config.budget} budget"
+    if config.budget == "delayed":
+        budget = f"gates of heads, {percent(config.byte_share)} of them open in the end, delay {config.window}"
     if config.budget == "bytes":
         budget = f"keys and groups in {percent(config.byte_share)} of the bytes of {POOLS[config.byte_pool]}"
         budget += f", sinks {config.sinks}, window {config.window}"

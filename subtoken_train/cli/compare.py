@@ -107,7 +107,7 @@ def arms_of(recipe: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
     if not routing:
         raise ValueError(f"{folder} trained no router; compare a routed run (its anchor is found beside it)")
     groups, kept, keep = routing["num_groups"], routing["kept_groups"], float(reducer.get("keep_ratio", 1))
-    by_bytes = routing.get("budget") == "bytes"
+    by_bytes = routing.get("budget") in ("bytes", "delayed")
     share = routing["byte_share"] if by_bytes else keep * (1 + kept / groups) / 2
     whole = 64 * (4 if model["backbone"].get("dtype", "float32") == "float32" else 2)
     bits = min(BITS, key=lambda name: abs(BITS[name] / whole - share))

@@ -32,6 +32,7 @@ from subtoken_train.functional.causal_attention import (
     Seen,
     SlidingWindow,
     causal_attention,
+    delayed_attention,
     fused_kernels,
     in_window,
     with_key_gradient,
@@ -64,6 +65,7 @@ class ContextSplit:
     """By layer the routed values, [B, h, N, d], where ``collects``."""
     ahead: dict[int, LateValues] = field(default_factory=dict)
     """The result of ``decide`` for a layer whose rows do not run at once."""
+    delay: int = 0  # rows that still see an entry whose gate is closed
     again: Mapping[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     """By layer what a second pass over the contexts scored, ``View.again``."""
 
@@ -167,6 +169,10 @@ def split_attention(
 ) -> Tensor:
     """Attention of one layer under a split, [B, q, H, d]: [B, H, q, d] queries on [B, h, N, d] keys and values."""
     read = split.ahead.get(layer) or split.decide(layer, query, key, value, scale)
+    if read.gate_BhN is not None:
+        places = None if split.unpadded else split.visible_BN
+        out = delayed_attention(query, key, value, read.gate_BhN, split.delay, places, scale, ROW_BLOCK, dropout)
+        return out.transpose(1, 2).contiguous()
     length, start = key.shape[2], key.shape[2] - query.shape[2]
     window = split.window(layer)
 

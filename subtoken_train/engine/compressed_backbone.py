@@ -55,7 +55,7 @@ class CompressedBackbone(nn.Module):
         self.family, self.model, self.reducer, self.bank = family, family.model, reducer, bank
         self._detached = False
         routing, reads_text = self.active_routing, family.image_token_id is None
-        drops_keys = routing is not None and routing.budget == "bytes"
+        drops_keys = (routing is not None and routing.budget == "bytes") or (bank is not None and bank.gated)
         self.splits = drops_keys or (reads_text and (reducer.stage == "context" or routing is not None))
         """True if the rows of the context and those after it see different caches."""
         if self.splits:
@@ -67,7 +67,13 @@ class CompressedBackbone(nn.Module):
             cuts = f"reducer {reducer.name!r} cuts rows between layers: use one of stage embeds or tower, or none"
             drops = f"before reducer {reducer.name!r} drops a token: use reducer none, or byte_pool 'layer'"
             between, pool = bank.config.budget == "bytes" and reducer.stage == "decoder", bank.config.byte_pool
+            gates = "budget 'delayed' counts a delay in the tokens of whole prompts"
             refuse(
+                (bank.gated and reducer.acts, f"{gates}: use reducer none"),
+                (
+                    bank.gated and any(family.windows),
+                    f"{gates} that all layers see: use a model without windows",
+                ),
                 (between, f"budget 'bytes' drops keys in every layer alike, and {cuts}"),
                 (pool == "all" and reducer.acts, f"byte_pool 'all' chooses among whole contexts, {drops}"),
             )
@@ -215,7 +221,8 @@ class CompressedBackbone(nn.Module):
         """Stage 3: let rows after a text's context, or under a byte budget, see what is kept of it only."""
         reducer = self.reducer if run.acts and isinstance(self.reducer, ContextReducer) else None
         batch = run.batch
-        if not self.splits or (reducer is None and self.active_routing is None):
+        gated = self.bank is not None and self.bank.gated
+        if not self.splits or (reducer is None and self.active_routing is None and not gated):
             return
         any_context = bool(in_compressed_region(run.rows.regions_BM).any())
         if not any_context and bool((batch.labels_BN == IGNORE_INDEX).all()):
@@ -232,6 +239,7 @@ class CompressedBackbone(nn.Module):
             self.family.windows,
             run.rows.position,
             self.family.rotation,
+            delay=0 if self.bank is None else self.bank.config.window,
             again=context_scores(self.family, reducer, run) if isinstance(reducer, ScoredContext) else {},
         )
         config = self.active_routing
@@ -281,7 +289,7 @@ class CompressedBackbone(nn.Module):
             state.rank_BN = take_rows(run.rank_BN, rows.index_BM)
         if before is not None:  # what the layers below noted
             state.masks, state.keys = before.masks, before.keys
-            state.fills, state.choices = before.fills, before.choices
+            state.fills, state.choices, state.closed = before.fills, before.choices, before.closed
         if "attention" in self.bank.config.features:
             state.query_attention = query_attention(self.family, rows.visible_BM, rows.position, state.query_BN)
         return state

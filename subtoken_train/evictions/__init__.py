@@ -169,9 +169,7 @@ def check_online(method: Eviction | None, every: object, tokens: int | None) -> 
         return
     if type(every) is not int or every < 1:
         raise ValueError(f"eviction_every={every!r} must be a whole number of at least 1, for instance 128 tokens")
-    if method is None:
-        raise ValueError(f"eviction_every={every} needs an eviction method, for instance eviction='snapkv'")
-    if method.online is None:
+    if method is not None and method.online is None:
         can = [name for name in EVICTIONS if EVICTIONS.find(name)().online is not None]
         raise ValueError(
             f"eviction {method.name!r} with these settings cannot evict while tokens are decoded; leave eviction_every "

@@ -65,6 +65,8 @@ class Eviction(Method, ABC):
     """A layer keeps what depends on others, so that none is packed before all have run; refused in chunks."""
     observing_rows: ClassVar[int | None] = 0
     """Rows of an observation window at a prompt's end, which a chunk must hold; None: it depends on the budget."""
+    decides: ClassVar[bool] = False
+    """Its threshold was trained, and what reaches it stays: that this is all or nothing is no mistake of a setting."""
     may_empty: ClassVar[bool] = False
     """A layer or head may keep nothing of what competes; otherwise at least one entry stays."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal
@@ -266,13 +266,43 @@ class KVzap(Eviction):
         place = view.layer, view.key_BhNd.device
         if place not in self._placed:
             self._placed[place] = [each.to(place[1]) for each in self.read_numbers().nets[view.layer]]
-        scores = foretold(self._placed[place], view.input_BND.to(place[1]))
-        if view.carried is not None:
-            new = scores.shape[-1]
-            rows, heads, length = view.carried.shape
-            # a row is a sample, or one of its heads
-            scores = torch.cat([view.carried[..., : length - new], scores.reshape(rows, heads, new)], -1)
+        scores = after_carried(view, foretold(self._placed[place], view.input_BND.to(place[1])))
         return Scores(scores, view.window(self.last), carried=scores)
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         return counts_of_pool([protected_first(each) for each in scores], candidates, self.pool, self.lower_bound)
+
+
+def after_carried(view: View, new_BhN: Tensor) -> Tensor:
+    """Scores of a view's entries: those of new ones, [B, h, n], after what the others had."""
+    if view.carried is None:
+        return new_BhN
+    new, (rows, heads, length) = new_BhN.shape[-1], view.carried.shape
+    # a row is a sample, or one of its heads
+    return torch.cat([view.carried[..., : length - new], new_BhN.reshape(rows, heads, new)], -1)
+
+
+@dataclass(frozen=True, init=False, eq=False)
+class TrainedGates(Eviction):
+    """DMS: entries whose trained gate is closed go once a delay has passed, in the prompt and while tokens are decoded.
+
+    Source: "Inference-Time Hyper-Scaling with KV Cache Compression" (arXiv 2506.05345); the gates are those of an
+    adapter that was trained with the routing budget ``delayed``, which joins its compression by itself: the threshold 0
+    on the gates' logits, and the delay for its window. No amount is promised: a head may keep all or nothing.
+    """
+
+    name: ClassVar[str] = "dms"
+    absolute: ClassVar[Scale] = Scale()
+    online: ClassVar[Online] = Online(rows=0)
+    needs: ClassVar[frozenset[Need]] = frozenset({"inputs"})
+    heads_differ: ClassVar[bool] = True
+    may_empty: ClassVar[bool] = True
+    decides: ClassVar[bool] = True
+
+    def __init__(self, logits: Callable[[int, Tensor], Tensor]) -> None:
+        """``logits``: from a layer and what it reads, [B, N, D], to its gates' logits, [B, h, N] in fp32."""
+        object.__setattr__(self, "_logits", logits)
+
+    def score(self, view: View) -> Scores:
+        scores = after_carried(view, self._logits(view.layer, view.input_BND).to(view.key_BhNd.device))
+        return Scores(scores, torch.zeros_like(view.entries_BN), carried=scores)

@@ -191,6 +191,39 @@ def causal_attention(
     return torch.cat(parts, 2) if len(parts) > 1 else parts[0]
 
 
+def delayed_attention(
+    query_BHqd: Tensor,
+    key_BhKd: Tensor,
+    value_BhKd: Tensor,
+    gate_BhN: Tensor,
+    delay: int,
+    places_BN: Tensor | None,
+    scale: float,
+    block: int,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Attention of the last q of K places, [B, H, q, d], whose logits at what lies further back are joined by a gate's.
+
+    Source: "Inference-Time Hyper-Scaling with KV Cache Compression" (DMS, arXiv 2506.05345), section 3. The places are
+    the first K of N. A row sees the ``delay`` places before its own whole, and ``gate_BhN``, log of how far an entry is
+    seen (-inf: not at all), joins the logits of those before them; ``places_BN``: what is no padding, None: all. The
+    mask of ``block`` rows exists at a time.
+    """
+    rows, columns = query_BHqd.shape[2], key_BhKd.shape[2]
+    key, value = shared_heads(query_BHqd, key_BhKd, value_BhKd, masked=True)
+    parts, seen, device = [], Seen(places_BN), query_BHqd.device
+    for start in range(0, rows, block):
+        stop = min(start + block, rows)
+        first, end = columns - rows + start, columns - rows + stop
+        late_qK = torch.arange(first, end, device=device)[:, None] - torch.arange(end, device=device) > delay
+        bias_BhqK = torch.where(late_qK, gate_BhN[:, :, None, :end], 0.0)
+        bias_BhqK = bias_BhqK.masked_fill(~seen.of_rows(first, end, device), -torch.inf)
+        bias = bias_BhqK.repeat_interleave(query_BHqd.shape[1] // bias_BhqK.shape[1], 1).to(_computed_in(query_BHqd))
+        states = query_BHqd[:, :, start:stop], key[:, :, :end], value[:, :, :end]
+        parts.append(fused_attention(*states, scale, bias, dropout))
+    return torch.cat(parts, 2)
+
+
 def with_key_gradient(
     out_BHqd: Tensor,
     logits_BhK: Tensor,

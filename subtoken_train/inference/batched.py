@@ -19,7 +19,7 @@ from subtoken_train.errors import no_numbers, refuse
 from subtoken_train.families.family import Family
 from subtoken_train.inference.cache_report import Outcome, TokenScore, account
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.prefill import append, decode, open_prompts
+from subtoken_train.inference.prefill import append, decode, open_prompts, with_gates
 from subtoken_train.types import Batch, Protocol
 
 APPENDED = 256  # tokens of a continuation that are run at a time
@@ -141,7 +141,7 @@ def generate_batch(
 
     ``references`` are token ids of each prompt's reference answer, to be scored too; an empty one is not.
     """
-    compression = compression or Compression()
+    compression = with_gates(backbone, compression or Compression())
     online = references is not None and compression.every is not None
     refuse(
         (max_new_tokens < 1, f"max_new_tokens={max_new_tokens} must be at least 1"),
@@ -196,7 +196,7 @@ def score_batch(
     appended to the cache one after another, those of a batch together, and cropped off again.
     """
     _check_continuations(prompts, continuations)
-    compression = compression or Compression()
+    compression = with_gates(backbone, compression or Compression())
     longest = max((len(ids) for of_prompt in continuations for ids in of_prompt), default=0)
     late = compression.every is not None and longest > compression.every
     words = f"a continuation of {longest} tokens is scored, and eviction_every={compression.every}"

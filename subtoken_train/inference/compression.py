@@ -179,6 +179,8 @@ class Compression:
         more = f"use key_channels={-(-kept // form.per_code) * form.per_code / width:.6g}, or kv_dtype int8"
         form.check_width(kept, f"key_channels={self.key_channels} keeps {kept} of {width}; {more}")
         if (method := self.eviction) is None:
+            needs = "needs an eviction method, for instance eviction='snapkv', or an adapter with gates"
+            refuse((self.every is not None, f"eviction_every={self.every} {needs}"))
             return
         check_calibration(method.calibrated, family)
         check_calibration(None if self.threshold is None else self.threshold.record, family)

@@ -239,7 +239,7 @@ class EvictionPass:
 
     def check_threshold(self, names: list[str]) -> None:
         """Raise ``ValueError`` where a threshold left nothing, or all, of a prompt."""
-        if self.compression.threshold is not None:
+        if self.compression.threshold is not None and not self.method.decides:
             sum(self._older[1:], self._older[0]).check(self.compression.threshold, names)
 
     def scored_prompts(self, window: int) -> list[ScoredPrompt]:

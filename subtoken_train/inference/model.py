@@ -30,7 +30,7 @@ from subtoken_train.inference.compressed_context import CompressedContext, asked
 from subtoken_train.inference.compression import Compression, CompressionSettings, compression_of
 from subtoken_train.inference.generation import GenerateCall, check_arguments, check_ids, compressed, serving, telling
 from subtoken_train.inference.pool import device_of, load_backbone, loading_of
-from subtoken_train.inference.prefill import Prefill
+from subtoken_train.inference.prefill import Prefill, with_gates
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import untrained_routing
@@ -135,6 +135,7 @@ class SubTokenModel:
         return made
 
     def _take(self, backbone: CompressedBackbone, compression: Compression) -> None:
+        compression = with_gates(backbone, compression)
         compression.check(backbone.family)
         self.backbone, self.compression = backbone.eval(), compression
         self.last, self._context = None, None

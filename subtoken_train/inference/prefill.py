@@ -28,6 +28,8 @@ from subtoken_train.engine.prompt_pass import PromptPass, Rows, are_finite, chec
 from subtoken_train.engine.second_pass import rows_of_task, second_pass, task_tokens
 from subtoken_train.engine.spans import Chunks
 from subtoken_train.errors import SubTokenWarning, check_together, check_word, no_numbers
+from subtoken_train.evictions.kvzip import TrainedGates
+from subtoken_train.evictions.thresholds import Threshold
 from subtoken_train.families.family import Family
 from subtoken_train.families.positions import position_bound, warn_beyond
 from subtoken_train.functional.gather import kept_index, take_rows
@@ -56,6 +58,19 @@ def check_choices(backbone: CompressedBackbone, compression: Compression) -> Non
         (reads, groups, "it reads pages of whole values; use an arm without routing (selector none)"),
         (says["evicts"] or says["cuts"], spends, "that chooses among the keys already; use an arm of another budget"),
     )
+
+
+def with_gates(backbone: CompressedBackbone, compression: Compression) -> Compression:
+    """Return a compression joined by the eviction that a backbone's gates decide; the same where it has none."""
+    bank = backbone.bank
+    if bank is None or not bank.gated or isinstance(compression.eviction, TrainedGates):
+        return compression
+    if compression.eviction is not None:
+        raise ValueError(
+            f"the adapter's gates say already what stays, and so does eviction {compression.eviction.name!r}: leave "
+            "eviction and eviction_keep out, or use the backbone without the adapter"
+        )
+    return replace(compression, eviction=TrainedGates(bank.gate_logits), threshold=Threshold(0.0, bank.config.window))
 
 
 def who_drops(routing: RoutingConfig | None, compression: str) -> list[str]:
@@ -100,7 +115,7 @@ def prefill(
     values exist until their layer is packed: those of all layers, in chunks (``Compression.prefill_chunk``) those of
     one. ``between`` is called after each chunk of a layer, and may decode from other caches.
     """
-    family = backbone.family
+    family, compression = backbone.family, with_gates(backbone, compression)
     check_before_prefill(backbone, prompts, compression)
     _warn_of_length(prompts, family)
     use_packed_attention(family.decoder.config)

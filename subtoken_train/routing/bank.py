@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.hooks import RemovableHandle
 
@@ -38,6 +39,9 @@ from subtoken_train.ledger.kv_budget import KVShape, exact, head_costs
 from subtoken_train.routing import SELECTORS, RoutingConfig, build_selector
 from subtoken_train.routing.routers import OutputNorms, fp32_linear, init_router
 from subtoken_train.view.view import ABSENT, View
+
+OPEN = 5.0
+"""What joins the logits of gates, so that they start open; their sign then decides."""
 
 
 class Spent(NamedTuple):
@@ -73,6 +77,8 @@ class RoutingState:
     """Values that dropped groups read as, [B, d_v] in the values' dtype, without gradient; empty where that is zero."""
     choices: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
     """For the balance loss, of learned selectors: the scores, the hard mask, and the tokens it was chosen for."""
+    closed: dict[int, Tensor] = field(default_factory=dict)
+    """In training under the budget ``delayed``, the mean of how far a layer's gates are closed, with gradient."""
     ahead: dict[int, Tensor] = field(default_factory=dict)
     """The projection's output over all rows, of a layer that runs a chunk of rows at a time."""
     query_attention: Callable[[int, Tensor], Tensor] | None = None
@@ -142,6 +148,7 @@ class LateValues:
     learns_BN: Tensor  # tokens that had a choice, bool; the choice of all others has no gradient
     keys_BhN: Tensor | None = None  # keys that stay, bool; of tokens that are not routed, all. None: every key stays
     key_logits_BhN: Tensor | None = None  # logits by which they were chosen, fp32; None likewise
+    gate_BhN: Tensor | None = None  # under a delay, log of how far entries are seen after it, fp32; None: no delay
 
 
 class RouterBank(nn.Module):
@@ -159,8 +166,10 @@ class RouterBank(nn.Module):
         self.config, self.shape = config, shape
         self.whole = config.budget == "bytes" and config.num_groups == shape.num_kv_heads
         """True where an entry's only group goes with its key."""
-        keys, layers = shape.num_kv_heads if config.budget == "bytes" else 0, range(shape.num_layers)
-        self.outputs = keys if self.whole else config.num_groups + keys
+        self.gated = config.budget == "delayed"
+        """True where gates, one of a head, drop entries after a delay."""
+        keys, layers = shape.num_kv_heads if self.gated or config.budget == "bytes" else 0, range(shape.num_layers)
+        self.outputs = keys if self.whole or self.gated else config.num_groups + keys
         scored = replace(config, num_groups=self.outputs)
         self.selectors = nn.ModuleList([build_selector(hidden_size, scored) for _ in layers])
         self.gates = nn.ModuleList([ValueGate() for _ in layers if config.value_gate])
@@ -184,8 +193,8 @@ class RouterBank(nn.Module):
 
     @property
     def neutral(self) -> bool:
-        """True if every group is kept as it is."""
-        return not self.config.drops and not self.config.value_gate
+        """True if every group is kept as it is; under ``delayed`` too, whose gates evict (``gate_logits``)."""
+        return self.gated or (not self.config.drops and not self.config.value_gate)
 
     def attach(
         self, value_projections: Sequence[nn.Module], output_projections: Sequence[nn.Module], value_start: int = 0
@@ -292,6 +301,8 @@ class RouterBank(nn.Module):
         fill_BV: Tensor | None = None,
     ) -> LateValues:
         config, home, device = self.config, state.routed_BN.device, value_BND.device
+        if self.gated:
+            return self._gate(layer, scores_BNO.mT, value_BND, state, routed_BN)
         scores_BNS, keys_BhN, key_logits_BhN = scores_BNO[..., : config.num_groups], None, None
         learns_BN, margin_BNS = routed_BN, scores_BNS
         if config.budget == "bytes":
@@ -318,6 +329,28 @@ class RouterBank(nn.Module):
         value_BhNd = value_BND.reshape(*value_BND.shape[:2], self.shape.num_kv_heads, -1).transpose(1, 2)
         return LateValues(value_BhNd, learns_BN, keys_BhN, key_logits_BhN)
 
+    def _gate(
+        self, layer: int, logits_BhN: Tensor, value_BND: Tensor, state: RoutingState, routed_BN: Tensor
+    ) -> LateValues:
+        """Gates of a layer: soft, with the difference of two draws from Gumbel's distribution, while they train."""
+        if self.training:
+            uniform_BhN = torch.rand_like(logits_BhN).clamp(1e-6, 1 - 1e-6)
+            seen_BhN = logsigmoid(logits_BhN + uniform_BhN.logit())
+            count = (routed_BN.sum() * self.shape.num_kv_heads).clamp(min=1)
+            closed = ((1 - seen_BhN.exp()) * routed_BN[:, None]).sum() / count
+            state.closed.setdefault(layer, closed.to(state.routed_BN.device))
+        else:
+            seen_BhN = torch.where(logits_BhN >= 0, 0.0, -torch.inf)
+        state.masks[layer] = torch.ones_like(state.routed_BN[..., None])
+        value_BhNd = value_BND.reshape(*value_BND.shape[:2], self.shape.num_kv_heads, -1).transpose(1, 2)
+        return LateValues(value_BhNd, routed_BN, gate_BhN=torch.where(routed_BN[:, None], seen_BhN, 0.0))
+
+    def gate_logits(self, layer: int, input_BND: Tensor) -> Tensor:
+        """Logits of a layer's gates, [B, h, N] in fp32: an entry stays where they are 0 or more."""
+        assert self.gated
+        logits_BNh: Tensor = self.selectors[layer](View(hidden_BND=input_BND))
+        return (logits_BNh + OPEN).mT
+
     def _scores(
         self, layer: int, hidden_BND: Tensor, value_BND: Tensor, state: RoutingState, routed_BN: Tensor
     ) -> Tensor:
@@ -342,6 +375,8 @@ class RouterBank(nn.Module):
             num_kv_heads=self.shape.num_kv_heads,
         )
         scores_BNO: Tensor = selector(view)
+        if self.gated:
+            return scores_BNO + OPEN
         shape = torch.Size([*hidden_BND.shape[:2], self.outputs])
         if not (isinstance(scores_BNO, Tensor) and scores_BNO.shape == shape and scores_BNO.dtype == torch.float32):
             raise self._wrong_scores(scores_BNO, layer, shape)  # a selector may be another package's

@@ -19,7 +19,7 @@ from subtoken_train.view.view import View
 
 GroupBudget = Literal["per_token", "global", "ranked"]
 """Budgets that keep N * K groups of a sample's N tokens, and every key."""
-BudgetKind = Literal[GroupBudget, "bytes"]
+BudgetKind = Literal[GroupBudget, "bytes", "delayed"]
 BytePool = Literal["head", "layer", "all"]
 POOLS: dict[str, str] = {"head": "each head", "layer": "each layer", "all": "all layers together"}
 FeatureName = Literal["norm", "attention"]
@@ -40,11 +40,14 @@ class RoutingConfig:
             many pairs, of which a token gets the more the higher the token reducer ranks it; ``bytes`` spends bytes on
             keys and on groups: a head of a token keeps any number of its groups, or no key and nothing.
             ``kept_groups`` is then ``num_groups``, a multiple of the key-value heads; as many: all of a head or none.
-        byte_share: share of the bf16 bytes of a sample's routed tokens that ``bytes`` spends, its index included.
+            ``delayed`` (DMS): a gate for every key-value head says whether an entry stays, whole, once ``window`` more
+            tokens have read it; ``num_groups`` and ``kept_groups`` are then 1.
+        byte_share: share of the bf16 bytes of a sample's routed tokens that ``bytes`` spends, its index included; of
+            ``delayed`` the share of open gates that training ends at, which no prompt is promised.
         byte_pool: what shares those bytes: each ``head`` has its own, the heads of a ``layer``, or ``all`` heads of all
             layers, for which the context runs once more before the pass that counts.
         sinks: first routed tokens that ``bytes`` keeps whole, inside its bytes and as far as they reach.
-        window: last routed tokens, likewise.
+        window: last routed tokens, likewise; of ``delayed`` the tokens that still read an entry whose gate is closed.
         warm_start: file of ``subtoken-train calibrate kvzap``: a linear router of ``bytes`` starts as these nets and
             keeps what KVzap keeps; read where training starts alone. None: drawn at random.
         value_gate: a learned router's kept groups are scaled by 2 * sigmoid(beta * logit), beta learned per layer.
@@ -104,6 +107,8 @@ class RoutingConfig:
         ranked = selector != "bilinear" and self.query_rank != RoutingConfig.query_rank
         rank = f"query_rank {self.query_rank} is the rank of selector 'bilinear', and {selector!r} has none"
         refuse((ranked, f"{rank}: use 'bilinear', or leave query_rank out"))
+        if self.budget == "delayed":
+            return self._check_gates()
         if self.budget == "bytes":
             return self._check_bytes(shape)
         for name in self._changed(_OF_BYTES):
@@ -138,10 +143,42 @@ class RoutingConfig:
             (self.byte_pool == "all" and asks, f"{blind}: use byte_pool 'layer', or a router without it"),
         )
 
+    def _check_gates(self) -> None:
+        check_share("byte_share", self.byte_share)
+        names = (*_OF_ROUTERS, "fill", "byte_pool", "sinks", "warm_start")
+        groups = f"num_groups={self.num_groups} and kept_groups={self.kept_groups}"
+        refuse(
+            (self.num_groups != 1, f"budget 'delayed' keeps or drops whole entries, not {groups}: set both to 1"),
+            *((True, f"budget 'delayed' has no use for {name}: leave it out") for name in self._changed(names)),
+            (
+                self.selector not in ("linear", "mlp"),
+                f"budget 'delayed' trains gates on what a layer reads, not selector {self.selector!r}: use 'linear' or "
+                "'mlp'",
+            ),
+        )
+
+    def _check_delay(self, tokens: int) -> None:
+        held, share = min(self.window, tokens), int(exact(self.byte_share) * tokens)
+        delay = f"budget 'delayed': the delay, window {self.window:,},"
+        refuse(
+            (held == tokens, f"{delay} is no shorter than the context of {tokens:,} tokens, so no entry would go"),
+            (
+                held > share,
+                f"{delay} holds more entries of every head than byte_share {self.byte_share:.6g} of {tokens:,} tokens, "
+                f"{share:,}: raise byte_share, or lower window",
+            ),
+        )
+
+    def closed_target(self, progress: float) -> float:
+        """Share of closed gates that training wants, as entries per kept one grow linearly with ``progress`` to 1."""
+        return 1 - 1 / (1 + min(1.0, progress) * (1 / self.byte_share - 1))
+
     def check_tokens(self, shape: KVShape, tokens: int) -> None:
-        """Raise a worded ``ValueError`` where a byte budget is less than what sinks and window take of ``tokens``."""
+        """Raise a worded ``ValueError`` where a budget is less than what sinks and window take of ``tokens``."""
+        if self.budget == "delayed" and tokens:
+            return self._check_delay(tokens)
         if self.budget != "bytes" or not self.drops or not tokens:
-            return
+            return None
         costs, heads = head_costs(shape, self.num_groups), 1 if self.byte_pool == "head" else shape.num_kv_heads
         entry = costs.key + self.num_groups // shape.num_kv_heads * costs.group
         needed = min(tokens, self.sinks + self.window) * entry * heads
@@ -151,6 +188,7 @@ class RoutingConfig:
             share = f"byte_share {self.byte_share:.6g} of {tokens:,} tokens is {spent:,} bytes for a {unit}"
             kept = f"less than the {needed:,} that sinks {self.sinks} and window {self.window} take"
             raise ValueError(f"{share}, {kept}: raise byte_share, or lower sinks or window")
+        return None
 
     @property
     def drops(self) -> bool:
@@ -160,6 +198,8 @@ class RoutingConfig:
     @property
     def size(self) -> str:
         """Words for what stays, in short: ``S16K4``, or ``S16 bytes 0.2``."""
+        if self.budget == "delayed":
+            return f"gates {self.byte_share:.6g} delay {self.window}"
         kept = f" bytes {self.byte_share:.6g}" if self.budget == "bytes" else f"K{self.kept_groups}"
         return f"S{self.num_groups}{kept}"
 

@@ -1,4 +1,4 @@
-"""Losses of the answers by name: cross-entropy, or what another installed package brings; and distillation.
+"""Losses of the answers by name: cross-entropy, divergence, or what another package brings; and distillation.
 
 The teacher is the run's own frozen backbone, without LoRA, reducer, routing and dropout, on the same batch (Hinton,
 Vinyals and Dean 2015, "Distilling the Knowledge in a Neural Network", section 2).
@@ -18,7 +18,7 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.modes import evaluation_mode, without_lora
 from subtoken_train.errors import check_range
 from subtoken_train.families.family import Family
-from subtoken_train.functional.objective import answer_loss, predicting_rows
+from subtoken_train.functional.objective import answer_loss, distillation_loss, predicting_rows
 from subtoken_train.reducers import build_reducer
 from subtoken_train.registry import Registry
 from subtoken_train.routing.bank import RoutingState
@@ -74,12 +74,23 @@ class CrossEntropy(Loss):
         return answer_loss(view.logits_LV, view.targets_L)
 
 
+@dataclass(frozen=True)
+class FullCache(Loss):
+    """Score by the divergence from the uncompressed backbone, KL(full || compressed), at rows that predict a label."""
+
+    name: ClassVar[str] = "full_cache"
+    reads_full_logits: ClassVar[bool] = True
+
+    def summed(self, view: LossInput) -> Tensor:
+        return distillation_loss(view.logits_LV, view.full_logits(), 1.0)
+
+
 LOSSES: Registry[Loss] = Registry(
     "loss",
     group="subtoken_train.losses",
     package="subtoken_train.training",
     base="loss:Loss",
-    builtin={CrossEntropy.name: "loss:CrossEntropy"},
+    builtin={CrossEntropy.name: "loss:CrossEntropy", FullCache.name: "loss:FullCache"},
     named=True,
 )
 

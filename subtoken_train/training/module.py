@@ -195,7 +195,7 @@ class SubTokenModule(L.LightningModule):
         weight, balance = 0.0, torch.zeros((), device=self.device)
         if result.state is not None and self.routing_config is not None:
             weight = self.routing_config.balance_weight
-            balance = result.state.mean_balance()
+            balance = self._balance(result.state, self.routing_config)
         self.log("train/loss", answer.detach() * window_size / accumulation, prog_bar=True, sync_dist=True)
         self.log("train/balance", balance.detach(), sync_dist=True)
         self.last_step = StepRecord(micro.regions_BN, result.rows, result.spans, result.state, result.kept)
@@ -205,6 +205,15 @@ class SubTokenModule(L.LightningModule):
         divergence = distillation_loss(logits, teacher, self.distillation_config.temperature) * share
         self.log("train/distillation", divergence.detach() * window_size / accumulation, sync_dist=True)
         return loss + self.distillation_config.weight * divergence
+
+    def _balance(self, state: RoutingState, routing: RoutingConfig) -> Tensor:
+        """Return the balance loss; of gates, how far too few of them are closed."""
+        if not state.closed:
+            return state.mean_balance()
+        closed = torch.stack(list(state.closed.values())).mean()
+        self.log("train/closed", closed.detach(), sync_dist=True)
+        steps = int(self.trainer.estimated_stepping_batches)
+        return (routing.closed_target((self.trainer.global_step + 1) / steps) - closed).clamp(min=0)
 
     def answered(self, batch: Batch) -> tuple[PromptPass, Tensor, Tensor, Tensor]:
         """Run a batch; return the pass, the rows that predict a label, these labels, and the rows' logits."""

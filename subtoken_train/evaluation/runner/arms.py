@@ -25,7 +25,7 @@ from subtoken_train.families.family import Family
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.pool import ModelPool
-from subtoken_train.inference.prefill import check_choices, check_context_first
+from subtoken_train.inference.prefill import check_choices, check_context_first, with_gates
 from subtoken_train.ledger.kv_budget import KVShape
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer, matched_reducer
@@ -134,7 +134,8 @@ def resolve_arms(
 def describe_arm(spec: ArmSpec, pool: ModelPool) -> Arm:
     """Return the arm that a spec and its model make; no anchor is named yet."""
     backbone = load_arm(spec, pool)
-    compression, reducer, family = spec.compression(), backbone.reducer, backbone.family
+    reducer, family = backbone.reducer, backbone.family
+    compression = with_gates(backbone, spec.compression())
     compression.check(family)
     check_choices(backbone, compression)
     if spec.protocol == "context_first":
@@ -161,7 +162,7 @@ def describe_arm(spec: ArmSpec, pool: ModelPool) -> Arm:
         acts=acts if acts == "-" or spec.protocol == "query_aware" else f"{acts} of the context",
         nominal_kv=nominal * (1.0 if known is None else known),
         anchor=None,
-        trained=config is not None and not spec.overrides and method is None,
+        trained=config is not None and not spec.overrides and spec.eviction is None,
         seed=spec.seed if config is None or spec.seed is not None else config.training.get("seed"),
     )
     return Arm(
