@@ -23,7 +23,7 @@ class JoinedLayer:
 
     def attend(self, query_BH1d: Tensor, scale: float) -> Tensor:
         """Attend from one new token of each row to what its own cache stores, [B, H, 1, d]."""
-        pairs = zip(self.layers, query_BH1d.split(1), strict=True)
+        pairs = zip(self.layers, torch.split(query_BH1d, 1), strict=True)
         return torch.cat([layer.attend(query, scale) for layer, query in pairs])
 
 
@@ -37,6 +37,8 @@ class JoinedCache(Cache):  # type: ignore[misc]
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         """Append [B, h, 1, d] states; return the layer twice, in place of keys and values."""
-        for cache, key, value in zip(self._caches, key_states.split(1), value_states.split(1), strict=True):
+        for cache, key, value in zip(
+            self._caches, torch.split(key_states, 1), torch.split(value_states, 1), strict=True
+        ):
             cache.update(key, value, layer_idx)
         return self._joined[layer_idx], self._joined[layer_idx]

@@ -304,5 +304,6 @@ class TrainedGates(Eviction):
         object.__setattr__(self, "_logits", logits)
 
     def score(self, view: View) -> Scores:
-        scores = after_carried(view, self._logits(view.layer, view.input_BND).to(view.key_BhNd.device))
+        logits_BhN: Tensor = vars(self)["_logits"](view.layer, view.input_BND)  # no setting, so no field
+        scores = after_carried(view, logits_BhN.to(view.key_BhNd.device))
         return Scores(scores, torch.zeros_like(view.entries_BN), carried=scores)
