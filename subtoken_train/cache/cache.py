@@ -90,13 +90,12 @@ class PackedCache(Cache):  # type: ignore[misc]
         return lambda layer, input_BqD: states[layer].inputs.append(input_BqD)  # type: ignore[union-attr]
 
     def advance(self, tokens: int) -> None:
-        """Move ``next_position`` past tokens of which the states follow; a step of one shape counts on the device."""
+        """Move ``next_position`` past appended tokens; in a step of one shape, in place."""
         assert self.next_position is not None
         if self.shape is None:
             self.next_position = self.next_position + tokens
         else:
             self.next_position.add_(tokens)
-            self.shape.written.add_(tokens)
 
     @contextmanager
     def appending(self) -> Iterator[None]:
