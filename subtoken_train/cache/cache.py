@@ -157,7 +157,7 @@ class PackedCache(Cache):  # type: ignore[misc]
         try:
             chosen = torch.arange(batch)[torch.as_tensor(indices).cpu()]
         except IndexError as error:
-            raise ValueError(f"the cache holds {batch} samples, from 0; others were asked for: {error}") from error
+            raise ValueError(f"the cache holds {batch} samples, 0 to {batch - 1}: {error}") from error
         if chosen.dim() != 1 or not len(chosen):
             raise ValueError(f"choose samples of the cache by a list of one or more numbers, not {list(chosen.shape)}")
         self._select(chosen)

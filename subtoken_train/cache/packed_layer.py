@@ -233,7 +233,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Drop the last ``-tokens_to_remove`` tokens of the tail (transformers passes a negative number)."""
         count, there = tokens_to_remove, self.tail_length
         gone = (
-            "eviction_every lets tokens go for good: no cache can be taken back to an earlier one; leave it out to crop"
+            "eviction_every lets tokens go for good, so this cache cannot be cropped; leave eviction_every out to crop"
         )
         after = f"{there} came after the prompt, which is packed and stays; generate from the shorter prompt instead"
         refuse(
@@ -246,8 +246,8 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
     def offload(self, *_: Any) -> None:
         """Refuse what moves or chooses of one layer alone."""
         raise ValueError(
-            "a packed cache stays on its device, and samples are chosen of all its layers: leave offloading out (it is "
-            "small already), and call the cache's own methods"
+            "a packed cache stays on its device, and no layer of it is reordered alone; leave offloading out (the cache "
+            "is small already), and call the cache's own methods"
         )
 
     prefetch = reorder_cache = batch_select_indices = batch_repeat_interleave = offload
