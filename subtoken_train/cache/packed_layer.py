@@ -246,8 +246,8 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
     def offload(self, *_: Any) -> None:
         """Refuse what moves or chooses of one layer alone."""
         raise ValueError(
-            "a packed cache stays on its device, and no layer of it is reordered alone; leave offloading out (the cache "
-            "is small already), and call the cache's own methods"
+            "a packed cache stays on its device, and no layer of it is reordered alone; leave offloading out (the "
+            "cache is small already), and call the cache's own methods"
         )
 
     prefetch = reorder_cache = batch_select_indices = batch_repeat_interleave = offload
