@@ -90,13 +90,12 @@ class PackedCache(Cache):  # type: ignore[misc]
         return lambda layer, input_BqD: states[layer].inputs.append(input_BqD)  # type: ignore[union-attr]
 
     def advance(self, tokens: int) -> None:
-        """Move ``next_position`` past tokens of which the states follow; a step of one shape counts on the device."""
+        """Move ``next_position`` past appended tokens; in a step of one shape, in place."""
         assert self.next_position is not None
         if self.shape is None:
             self.next_position = self.next_position + tokens
         else:
             self.next_position.add_(tokens)
-            self.shape.written.add_(tokens)
 
     @contextmanager
     def appending(self) -> Iterator[None]:
@@ -158,7 +157,7 @@ class PackedCache(Cache):  # type: ignore[misc]
         try:
             chosen = torch.arange(batch)[torch.as_tensor(indices).cpu()]
         except IndexError as error:
-            raise ValueError(f"the cache holds {batch} samples, from 0; others were asked for: {error}") from error
+            raise ValueError(f"the cache holds {batch} samples, 0 to {batch - 1}: {error}") from error
         if chosen.dim() != 1 or not len(chosen):
             raise ValueError(f"choose samples of the cache by a list of one or more numbers, not {list(chosen.shape)}")
         self._select(chosen)

@@ -43,8 +43,11 @@ def run_step(backbone: CompressedBackbone, token_ids_Bq: Tensor, cache: PackedCa
     assert cache.next_position is not None
     # padding stands at 0, as in a prompt: models may divide or take logarithms of positions
     positions = (cache.next_position + torch.arange(token_ids_Bq.shape[1], device=token_ids_Bq.device)).clamp(min=0)
+    if cache.shape is not None:
+        cache.shape.written.add_(token_ids_Bq.shape[1])
+    hidden = backbone.family.decode(backbone.family.token_states(token_ids_Bq), positions, cache)
     cache.advance(token_ids_Bq.shape[1])
-    return backbone.family.decode(backbone.family.token_states(token_ids_Bq), positions, cache)
+    return hidden
 
 
 @torch.no_grad()

@@ -261,7 +261,7 @@ def compressed(
     def forward(input_ids: Tensor, attention_mask: Tensor | None = None, **further: Any) -> CausalLMOutputWithPast:
         nonlocal asks
         if further.get(CACHE) is not cache:
-            words = "a logits processor or criterion that runs the model itself does not go with a compressed cache"
+            words = "a logits processor or a stopping criterion must not run the model itself"
             raise ValueError(f"the model was called with another cache while it generated; {words}")
         if asks or (cache.holds_prompt and input_ids.shape[1] > 1):  # a generated token is one, whatever it is
             _check_append(backbone, input_ids, attention_mask, None if asks else cache.prompt_length)

@@ -318,7 +318,7 @@ class SubTokenModel:
         if self.last is None or self.last.cache is not past:
             raise ValueError("past_key_values must be last.cache, the cache of this object's last call")
         past.check_holds_prompt()
-        ran = "past_key_values was left by a beam search: its rows are running beams, not what was returned"
+        ran = "past_key_values was left by a beam search, whose rows are not the answers that were returned"
         refuse((self.last.beams > 1, f"{ran}; start again without past_key_values"))
         return self.last
 
