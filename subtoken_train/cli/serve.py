@@ -28,9 +28,10 @@ HELP = """Serve one model to clients of OpenAI's API, on compressed caches.
   subtoken-train serve --backbone PATH --eviction kvzip --eviction-keep 0.25 --allow-eviction kvzip,none
 
 POST /v1/chat/completions answers texts and pictures, streamed if asked; POST /v1/completions continues a text; GET
-/v1/models; GET /health. Requests wait in line; those of equal settings are answered together. A part of a message with
+/v1/models; GET /health. Requests are answered together, whatever their lengths and settings. A part of a message with
 "cache_control": {"type": "ephemeral"} ends a context, which is compressed once and kept for the next question. Only
-this machine can reach the server, unless --host says otherwise. It needs the extra serve. Ctrl-C ends it."""
+this machine can reach the server, unless --host says otherwise. Each request is a line on stderr. It needs the extra
+serve. Ctrl-C ends it."""
 _DEVICES = "where it runs; several, as cuda:0,cuda:1: a process on each (default: auto)"
 _OPTIONS: tuple[tuple[str, Any, str | None, str], ...] = (
     ("--name", None, "NAME", "what requests call the model (default: its folder's name)"),
@@ -43,8 +44,9 @@ _OPTIONS: tuple[tuple[str, Any, str | None, str], ...] = (
     ("--allow-keep", None, "LOW,HIGH", "shares that it may keep then (default: 0,1)"),
     ("--contexts", None, "FOLDER", "saved contexts that a request may name: FOLDER/NAME.safetensors"),
     ("--context-memory", "1GB", "BYTES", "contexts held between requests (default: 1GB)"),
-    ("--queue", 16, "N", "requests held at a time (default: 16)"),
-    ("--batch", 8, "N", "requests answered in one pass (default: 8)"),
+    ("--queue", 64, "N", "requests held at a time (default: 64)"),
+    ("--batch", 64, "N", "answers that are made together (default: 64)"),
+    ("--answer-memory", "4GB", "BYTES", "caches of the answers that are made together (default: 4GB)"),
     ("--timeout", 120.0, "SECONDS", "for one request (default: 120)"),
     ("--max-new-tokens", 512, None, "cap on an answer in tokens (default: 512)"),
     ("--max-body", "20MB", "BYTES", "size of a request (default: 20MB)"),
@@ -129,7 +131,7 @@ def _limits(args: argparse.Namespace) -> Limits:
     words = f"--allow-keep {args.allow_keep} must be two shares, the smaller one first, as 0.1,0.5"
     refuse((args.allow_keep and not names, "--allow-keep needs --allow-eviction NAMES"), (not ordered, words))
     most, kept = (args.max_new_tokens, args.max_images, args.max_image_pixels), (shares[0], shares[1])
-    return Limits(*most, names, kept, args.batch)
+    return Limits(*most, names, kept, args.batch, _bytes("--answer-memory", args.answer_memory))
 
 
 def _settings(args: argparse.Namespace) -> ServerSettings:

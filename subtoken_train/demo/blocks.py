@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,16 @@ TITLE = "Sub-token routing, side by side"
 NO_EVICTION = "none"
 STYLE = """
 #facts { overflow-x: auto; }
-#facts :is(th, td) { text-align: left; padding: 0.3em 0.7em; white-space: nowrap; }
+#facts :is(th, td) { text-align: left; padding: 0.3em 0.7em; }
+@media (min-width: 641px) { #facts :is(th, td) { white-space: nowrap; } }
 .dark #groups img { filter: invert(0.9) hue-rotate(180deg); }
 @media (max-width: 640px) {
   #facts thead { display: none; }
-  #facts :is(table, tbody) { display: block; }
+  #facts :is(table, tbody) { display: block; border: 0; }
   #facts tr { display: block; margin-bottom: 0.8em; padding: 0.4em; border-radius: 8px; }
   #facts tr { border: 1px solid var(--border-color-primary); }
-  #facts td { display: flex; justify-content: space-between; gap: 1em; border: 0; white-space: normal; }
+  #facts td { display: flex; justify-content: space-between; gap: 1em; border: 0; }
+  #facts td { text-align: right; overflow-wrap: anywhere; }
   #facts td::before { content: attr(data-name); color: var(--body-text-color-subdued); }
 }
 """
@@ -66,7 +69,8 @@ def build_page(models: SideBySide) -> gr.Blocks:
         with gr.Row(elem_id="groups"):
             groups = [_drawing(f"groups-{place}", visible=False) for place in range(2)]
         gr.Examples(samples, [about, question], label="examples")
-        answers = gr.State([], time_to_live=_HOUR)
+        answers, dark = gr.State([], time_to_live=_HOUR), gr.Checkbox(visible=False)
+        page.load(None, None, dark, js="() => document.body.classList.contains('dark')", api_name=False)
 
         def respond(
             about: str | None, question: str, eviction: str, keep: str, kv_dtype: KVDtype
@@ -74,16 +78,18 @@ def build_page(models: SideBySide) -> gr.Blocks:
             chosen = None if eviction == NO_EVICTION else eviction
             yield from _respond(models, about, question, chosen, keep, kv_dtype)
 
-        def draw(answers: list[SideAnswer], layer: int) -> list[Any]:
-            return _drawings(answers, layer, models)
+        def draw(answers: list[SideAnswer], layer: int, dark: bool) -> list[Any]:
+            return _drawings(answers, layer, dark, models)
 
         asked = {"concurrency_limit": 1, "concurrency_id": "ask"}
         shown: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "draw", "show_progress": "hidden"}
         for event in (button.click, question.submit):
             given, shows = [about, question, *settings], [*texts, facts, words, answers]
             done = event(respond, given, shows, api_name=False, **asked)
-            done.then(draw, [answers, layer], [*tokens, *groups], api_name=False, **shown)
-        layer.change(draw, [answers, layer], [*tokens, *groups], trigger_mode="always_last", api_name=False, **shown)
+            done.then(draw, [answers, layer, dark], [*tokens, *groups], api_name=False, **shown)
+        layer.change(
+            draw, [answers, layer, dark], [*tokens, *groups], trigger_mode="always_last", api_name=False, **shown
+        )
     return page
 
 
@@ -155,8 +161,8 @@ def _respond(
         yield values()
 
 
-def _drawings(answers: list[SideAnswer], layer: int, models: SideBySide) -> list[Any]:
-    kept = token_picture if models.sees_images else marked_text
+def _drawings(answers: list[SideAnswer], layer: int, dark: bool, models: SideBySide) -> list[Any]:
+    kept = partial(token_picture, dark=dark) if models.sees_images else marked_text
     tokens: list[Any] = [kept(answer, layer) for answer in answers]
     missing = len(models.sides) - len(answers)
     groups: list[Any] = [] if missing else group_pictures(answers[-1], layer)

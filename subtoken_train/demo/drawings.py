@@ -130,11 +130,11 @@ def marked_text(answer: SideAnswer, layer: int) -> str:
     return f'{said}<div style="white-space: pre-wrap; line-height: 1.6">{"".join(pieces)}</div>'
 
 
-def token_picture(answer: SideAnswer, layer: int) -> Image.Image | None:
+def token_picture(answer: SideAnswer, layer: int, dark: bool = False) -> Image.Image | None:
     """The picture with the tokens that a layer keeps; as it is where they cannot be drawn (``answer.undrawn``)."""
     if answer.undrawn is not None or answer.image is None:
         return answer.image
-    return kept_picture(answer.image, answer.family, answer.batch, answer.plan, [layer])
+    return kept_picture(answer.image, answer.family, answer.batch, answer.plan, [layer], dark)
 
 
 def group_pictures(answer: SideAnswer, layer: int) -> list[Image.Image]:

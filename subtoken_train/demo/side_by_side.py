@@ -212,8 +212,8 @@ def _blind(model: SubTokenModel, text: str, question: str, stream: AnswerStream)
     with serving(model.backbone.family):
         context = CompressedContext.of(model.backbone, model.compression, batch, frames)
     took = time.perf_counter() - clock
-    cache = context.branch(1)
-    context.generate([context.question_ids(question)], cache, **_settings(stream))
+    cache = context.packed.branch()
+    context.generate(context.question_ids(question), cache, **_settings(stream))
     assert context.plan is not None
     return batch, context.plan, context.report_of(cache), took, time.perf_counter() - clock - took
 

@@ -17,7 +17,7 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.family import Family
 from subtoken_train.types import Batch, LayerPlan, Plan, Region
 
-INK, PAPER = (40, 40, 40), (255, 255, 255)
+INK, PAPER, NIGHT = (40, 40, 40), (255, 255, 255), (24, 24, 27)
 DIMMED = 0.8  # how far a dropped token's pixels go towards the paper
 SIDE, SMALLEST_CELL, TITLE, MARGIN = 640, 24, 36, 8
 """Pixels: longer side of a panel, side of a token at least, height of a panel's title, room between panels."""
@@ -75,29 +75,35 @@ def visual_grid(family: Family, batch: Batch) -> tuple[int, int]:
     return side, side
 
 
-def kept_picture(image: Image.Image, family: Family, batch: Batch, plan: Plan, layers: Sequence[int]) -> Image.Image:
+def kept_picture(
+    image: Image.Image, family: Family, batch: Batch, plan: Plan, layers: Sequence[int], dark: bool = False
+) -> Image.Image:
     """Draw a panel per layer: kept tokens as they are, dropped ones dimmed, and the number of groups that each kept.
 
-    The prompt is one sample with one image (RGB). A token is dimmed by the share of heads that dropped it.
+    The prompt is one sample with one image (RGB). A token is dimmed by the share of heads that dropped it; the paper is
+    white, or ``dark``.
     """
     rows, columns = visual_grid(family, batch)
     cell = max(SMALLEST_CELL, SIDE // max(rows, columns))
     seen = family.framed(image).resize((columns * cell, rows * cell))
     visual_N = batch.regions_BN[0] == Region.VISUAL
-    panels = [_panel(seen, kept_tokens(plan.layers[layer], visual_N), (rows, columns), layer) for layer in layers]
-    row = Image.new("RGB", (sum(panel.width for panel in panels), panels[0].height), PAPER)
+    kept, paper = [kept_tokens(plan.layers[layer], visual_N) for layer in layers], NIGHT if dark else PAPER
+    panels = [_panel(seen, own, (rows, columns), layer, paper) for layer, own in zip(layers, kept, strict=True)]
+    row = Image.new("RGB", (sum(panel.width for panel in panels), panels[0].height), paper)
     for place, panel in enumerate(panels):
         row.paste(panel, (place * panel.width, 0))
     return row
 
 
-def _panel(seen: Image.Image, kept: KeptTokens, grid: tuple[int, int], layer: int) -> Image.Image:
+def _panel(
+    seen: Image.Image, kept: KeptTokens, grid: tuple[int, int], layer: int, ground: tuple[int, int, int]
+) -> Image.Image:
     rows, columns = grid
     cell = seen.width // columns
-    panel = Image.new("RGB", (seen.width + 2 * MARGIN, seen.height + TITLE + MARGIN), PAPER)
+    panel = Image.new("RGB", (seen.width + 2 * MARGIN, seen.height + TITLE + MARGIN), ground)
     depth = Image.new("L", (columns, rows))
     depth.putdata([round(255 * DIMMED * (1 - share)) for share in kept.share_T.tolist()])
-    paper, mask = Image.new("RGB", seen.size, PAPER), depth.resize(seen.size, Image.Resampling.NEAREST)
+    paper, mask = Image.new("RGB", seen.size, ground), depth.resize(seen.size, Image.Resampling.NEAREST)
     panel.paste(Image.composite(paper, seen, mask), (MARGIN, TITLE))
     draw = ImageDraw.Draw(panel)
     title = f"layer {layer}: {int((kept.share_T > 0).sum())} of {len(kept.share_T)} visual tokens"
@@ -108,5 +114,5 @@ def _panel(seen: Image.Image, kept: KeptTokens, grid: tuple[int, int], layer: in
             if share:
                 x, y = MARGIN + (place % columns + 0.5) * cell, TITLE + (place // columns + 0.5) * cell
                 draw.text((x, y), str(groups), PAPER, font, "mm", stroke_width=2, stroke_fill=INK)
-    draw.text((panel.width / 2, TITLE / 2), title, INK, ImageFont.load_default(16), "mm")
+    draw.text((panel.width / 2, TITLE / 2), title, PAPER if ground == NIGHT else INK, ImageFont.load_default(22), "mm")
     return panel

@@ -224,38 +224,26 @@ class CompressedContext:
                 found[row].append(answer_text(text, self.goes_on))
         return found
 
-    def branch(self, rows: int) -> PackedCache:
-        """Return a cache for so many answers, each with the one context."""
-        cache = self.packed.branch()
-        if rows > 1:
-            cache.batch_select_indices(torch.zeros(rows, dtype=torch.long))
-        return cache
+    def generate(self, asked: list[int], cache: PackedCache, **settings: Any) -> Tensor:
+        """Answer a question of the one context by ``generate`` of transformers, which samples, streams and stops.
 
-    def generate(self, asked: Sequence[list[int]], cache: PackedCache, **settings: Any) -> Tensor:
-        """Answer questions of the one context by ``generate`` of transformers, which samples, streams and stops.
-
-        ``asked`` stands between the context and each answer; ``cache`` is a ``branch`` of as many rows, which grows.
-        Returns ids of questions, padded on the left, and answers, [B, N].
+        ``asked`` stands between the context and the answer; ``cache`` is a branch of ``packed``, which grows. Returns
+        the ids of question and answer, [1, N].
         """
         family = self.backbone.family
-        used, (ids_Bq, padding_Bq) = settings_used(settings, family.model.generation_config), self._rows(asked)
+        used, (ids_Bq, _) = settings_used(settings, family.model.generation_config), self._rows([asked])
         call = GenerateCall(ids_Bq, None, used)
         copies = "num_beams and num_return_sequences do not go with a question of a context: leave both out"
         refuse((call.copies > 1, copies))
-        mask_BN = torch.cat([ids_Bq.new_ones(len(asked), cache.get_seq_length()), (~padding_Bq).long()], dim=1)
+        mask_BN = ids_Bq.new_ones(1, cache.get_seq_length() + len(asked))
         with serving(family), compressed(self.backbone, self.compression, None, cache, None, call.room(0)):
             out: Tensor = family.model.generate(input_ids=ids_Bq, attention_mask=mask_BN, **{CACHE: cache}, **settings)
         return out
 
     def report_of(self, cache: PackedCache) -> CacheReport:
-        """Measure a ``branch`` of one row after its answer, of which tokens may have been evicted."""
-        whole = self.report_with(cache.get_seq_length() - self.packed.get_seq_length())
-        return replace(whole, **held_bytes(cache))
-
-    def report_with(self, tokens: int) -> CacheReport:
-        """Return what a row takes with so many tokens behind the context, none of them evicted."""
-        appended = tokens * self.backbone.family.shape.token_bytes
-        return replace(self.report, tail_bytes=appended, dense_bytes=self.report.dense_bytes + appended)
+        """Measure a branch of one row after its answer, of which tokens may have been evicted."""
+        appended = (cache.get_seq_length() - self.packed.get_seq_length()) * self.backbone.family.shape.token_bytes
+        return replace(self.report, dense_bytes=self.report.dense_bytes + appended, **held_bytes(cache))
 
     @panics_in_words()
     def question_ids(self, question: str) -> list[int]:

@@ -253,7 +253,8 @@ class Answerer:
                 raise error
             if not row.finish:
                 raise time_over(f"{row.new_tokens} tokens were made")
-            row.job.tell(row.answer(self._family.shape.token_bytes))
+            if not row.job.answered:
+                row.job.tell(row.answer(self._family.shape.token_bytes))
         except BaseException as failure:
             self._refuse([row.job], self.refusal(failure))
 
@@ -295,12 +296,11 @@ class Answerer:
     def _row(self, job: Job, ids_1N: Tensor, prompt: tuple[int, int, int], cache: PackedCache, goes_on: bool) -> Row:
         """Return the row of a prompt of so many tokens, those of them that were there, and its uncompressed bytes."""
         request, (tokens, cached, dense) = job.request, prompt
-        stream = AnswerStream(
-            self._model.tokenizer, job.tell, stops=[*request.stops, *self._stops], goes_on=request.goes_on or goes_on
-        )
+        stops, goes_on = [*request.stops, *self._stops], request.goes_on or goes_on
+        stream = AnswerStream(self._model.tokenizer, job.tell, stops=stops, goes_on=goes_on)
         stream.put(torch.empty(0))  # the prompt is not handed on
         most = self._room(request, tokens)
-        cache.reserve(most - 1)
+        cache.reserve(most - 1 + (0 if request.asked is None else ids_1N.shape[1]))
         choice = TokenChoice(self._family.model, request.settings, ids_1N, most, request.seed)
         return Row(job, tokens, cached, most, stream, cache, choice, dense)
 
@@ -308,13 +308,10 @@ class Answerer:
         family, given = self._family, {**on_device(job.ready.inputs, model.device), **job.request.settings}
         call = GenerateCall.read(given, family.model)
         named = {name: given.get(name) for name in ("regions", *IMAGE_INPUTS)}
-        batch, cache = (
-            batch_from_inputs(family, call.ids_BN, call.visible, named, None),
-            PackedCache(family.shape.num_layers),
-        )
+        batch = batch_from_inputs(family, call.ids_BN, call.visible, named, None)
+        cache, tokens = PackedCache(family.shape.num_layers), call.ids_BN.shape[1]
         filled = prefill(model.backbone, batch, cache, model.compression, between)
         warn_of_emptied(model.backbone, model.compression, batch, filled.plan)
-        tokens = call.ids_BN.shape[1]
         row = self._row(job, call.ids_BN, (tokens, 0, tokens * family.shape.token_bytes), cache, False)
         row.own_bytes = sum(layer.payload_bytes + layer.index_bytes for layer in cache.layers)
         return row, filled.logits_BV

@@ -62,7 +62,7 @@ class ServerSettings:
 
     name: str
     keys: tuple[str, ...] = ()
-    queue: int = 16
+    queue: int = 64
     timeout: float = 120.0
     max_body: int = 20_000_000
     hosts: tuple[str, ...] = LOCAL

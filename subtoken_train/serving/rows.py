@@ -4,6 +4,7 @@ Legend: B rows, N positions, V vocabulary.
 """
 
 from collections.abc import Callable, Container, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,32 +119,26 @@ class RunningRows:
         family, bank = self._backbone.family, self._backbone.bank
         alone = [row for row in self.rows if row.cache.evictor is not None or family.length_dependent]
         together = [row for row in self.rows if row not in alone]
-        with family.as_long_as(None):
-            if bank is None:
-                self._advance(together, alone)
-            else:
-                with bank.paused():
-                    self._advance(together, alone)
-
-    def _advance(self, together: Sequence[Row], alone: Sequence[Row]) -> None:
-        if len(together) > 1:
-            ids = torch.tensor([[row.stream.token_ids[-1]] for row in together], device=self._backbone.family.device)
-            try:
-                logits_BV = decode_joined(self._backbone, ids, [row.cache for row in together])
-            except BaseException:  # of which row, each says by itself
+        with family.as_long_as(None), nullcontext() if bank is None else bank.paused():
+            if len(together) < 2 or not self._advance(together, shared=True):
                 alone = [*together, *alone]
+            for row in alone:
+                self._advance([row], shared=False)
+
+    def _advance(self, rows: Sequence[Row], shared: bool) -> bool:
+        """Take a step; False where the rows share it and it fails: which one it was for, each says by itself."""
+        ids_B1 = torch.tensor([row.stream.token_ids[-1:] for row in rows], device=self._backbone.family.device)
+        try:
+            if shared:
+                logits_BV = decode_joined(self._backbone, ids_B1, [row.cache for row in rows])
             else:
-                self._say(together, logits_BV)
-        else:
-            alone = [*together, *alone]
-        for row in alone:
-            try:
-                ids = torch.tensor([[row.stream.token_ids[-1]]], device=self._backbone.family.device)
-                logits_1V = decode(self._backbone, ids, row.cache)
-            except BaseException as error:
-                self._leave(row, error)
-            else:
-                self._say([row], logits_1V)
+                logits_BV = decode(self._backbone, ids_B1, rows[0].cache)
+        except BaseException as error:
+            if not shared:
+                self._leave(rows[0], error)
+            return False
+        self._say(rows, logits_BV)
+        return True
 
     def _say(self, rows: Sequence[Row], logits_BV: Tensor) -> None:
         broken, likeliest = broken_rows(logits_BV).tolist(), logits_BV.argmax(-1).tolist()

@@ -1,6 +1,8 @@
 """Three models on one loaded backbone: each answers as it does alone, streams, is drawn, and can be stopped."""
 
+import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from subtoken_train.cli.main import main
 from subtoken_train.demo.drawings import (
     COLUMNS,
     facts_table,
-    group_picture,
+    group_pictures,
     kept_groups,
     marked_text,
     presets,
@@ -34,7 +36,7 @@ def models():
 
 @pytest.fixture(scope="module")
 def asked():
-    path, question = presets()[1]
+    path, question = presets()[2]
     return Image.open(path).convert("RGB"), question
 
 
@@ -61,13 +63,24 @@ def test_each_side_answers_as_it_does_alone(models, asked):
         assert last_words(spoken)[place] == alone.chat(question, [image])
         assert answers[place].report == alone.cache_report()
     assert models._family is answers[0].family is answers[2].family  # one backbone in memory
-    table = facts_table(answers).splitlines()
-    assert table[0].count("|") == len(COLUMNS) + 1
-    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table[2:5]]
+    found = re.findall('<td data-name="(.*?)">(.*?)</td>', facts_table(answers))
+    assert [name for name, _ in found] == list(COLUMNS) * 3
+    cells = [[text for _, text in found[start : start + len(COLUMNS)]] for start in range(0, len(found), len(COLUMNS))]
     assert [row[1] for row in cells] == ["-", "fastv 0.15625", "fastv 0.25, S16K4 linear"]
     assert [row[4] for row in cells] == ["100.000%", "15.625%", "15.625%"]
     held = answers[2].report.total_bytes - answers[2].report.slack_bytes
     assert (cells[2][2], cells[2][9]) == (f"{held:,}", str(answers[2].tokens))
+
+
+def test_the_first_example_tells_the_models_apart_and_sixteen_visitors_each_have_their_own(models):
+    path, first = presets()[0]
+    image = Image.open(path).convert("RGB")
+    assert last_words(models.ask(image, first, None, "0.5")) == {0: "yellow 7", 1: "white 8", 2: "yellow 7"}
+    questions = [f"what is at {column}{row} ?" for column in "ABCD" for row in range(1, 5)]
+    with ThreadPoolExecutor(16) as visitors:
+        told = list(visitors.map(lambda each: last_words(models.ask(image, each, None, "0.5"))[0], questions))
+    whole = SubTokenModel.from_pretrained("checkpoints/tiny-llava")
+    assert told == [whole.chat(each, [image]) for each in questions]
 
 
 def test_answers_grow_as_they_are_made_and_an_asker_may_leave(models, asked):
@@ -161,7 +174,7 @@ def test_groups_are_those_of_kept_visual_tokens():
 @pytest.fixture(scope="module")
 def answers():
     models = SideBySide(ROUTED, device="cpu")
-    path, question = presets()[0]
+    path, question = presets()[1]
     spoken = models.ask(Image.open(path).convert("RGB"), question, None, "1")
     return [each.answer for each in spoken if each.answer]
 
@@ -172,9 +185,11 @@ def test_pictures_follow_the_layer(answers):
     assert drawn[0].shape == drawn[1].shape
     assert (drawn[0] != drawn[1]).any()
     assert (np.array(token_picture(whole, 5)) != drawn[1]).any()
-    groups = [np.array(group_picture(routed, layer)) for layer in (0, 5)]
-    assert (groups[0] != groups[1]).any()
-    assert group_picture(whole, 0) is None
+    groups = [[np.array(each) for each in group_pictures(routed, layer)] for layer in (0, 5)]
+    assert (groups[0][1] != groups[1][1]).any()
+    assert group_pictures(whole, 0) == []
+    night = np.array(token_picture(routed, 5, dark=True))
+    assert night[0, 0].max() < 50 < drawn[1][0, 0].min()
 
 
 @pytest.mark.filterwarnings("ignore:eviction 'kvzip' runs further rows")
@@ -219,7 +234,7 @@ def test_a_router_that_reads_the_question_has_it_in_the_prompt(text_adapter):
     routed = SideBySide(str(text_adapter), device="cpu")
     answers = [each.answer for each in routed.ask(TEXT, QUESTION, None, "0.5") if each.answer]
     assert [answer.title for answer in answers] == ["backbone", "routed model"]
-    assert group_picture(answers[1], 0).width > 100
+    assert [each.width for each in group_pictures(answers[1], 0)] == [520, 520]
     assert sum(share for _, share in token_words(answers[1], 1)) < len(token_words(answers[1], 1))
 
 

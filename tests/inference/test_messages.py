@@ -304,7 +304,7 @@ def test_a_line_break_of_the_question_never_takes_the_template_away():
     batch, frames = context_batches(model.backbone, model.compression, [LONG], by_system=True)
     context = CompressedContext.of(model.backbone, model.compression, batch, frames)
     with pytest.raises(ValueError, match="num_beams and num_return_sequences do not go with a question"):
-        context.generate([[5]], context.branch(1), num_return_sequences=2, do_sample=True)
+        context.generate([5], context.packed.branch(), num_return_sequences=2, do_sample=True)
     ids = [*batch.input_ids_BN[0].tolist(), *frames[0].ids(model.backbone.family, "\nWho?")]
     asked = "<|im_end|>\n<|im_start|>user\n\nWho?<|im_end|>\n<|im_start|>assistant\n"
     assert model.tokenizer.decode(ids) == f"<|im_start|>system\n{LONG.strip()} {asked}"

@@ -387,3 +387,34 @@ def test_64_clients_at_once_lose_nothing():
         assert outcomes["right"] > outcomes.total() // 2
         assert max(memory[len(memory) // 2 :]) - memory[len(memory) // 4] < 50_000  # kB
         assert served.health()["requests"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (ROOT / "checkpoints/smollm2").exists(), reason="no SmolLM2: run make real")
+def test_64_clients_are_answered_faster_than_one_by_one():
+    """About a minute: prompts and answers of unlike lengths; the figures are printed."""
+    spec = ArmSpec(backbone=str(ROOT / "checkpoints/smollm2"), eviction="knorm", eviction_keep=0.5)
+    prompts = [f"{TEXT[place : place + 40 + 9 * place]}\n\nWhat is a list?" for place in range(64)]
+    with serving_model(spec, Limits(evictions=("keydiff",)), queue=64, timeout=300) as served:
+
+        def ask(place):
+            more = {"extra_body": {"eviction": "keydiff", "eviction_keep": 0.3}} if place % 8 == 1 else {}
+            reply = served.ask(prompts[place], max_tokens=24 + place % 16, **more)
+            return said(reply), reply.usage.completion_tokens
+
+        ask(0)
+        begun = time.monotonic()
+        alone = [ask(place) for place in range(0, 64, 9)]
+        between = time.monotonic()
+        with ThreadPoolExecutor(64) as askers:
+            together = list(askers.map(ask, range(64)))
+        ended = time.monotonic()
+        rates = [
+            sum(tokens for _, tokens in told) / seconds
+            for told, seconds in ((alone, between - begun), (together, ended - between))
+        ]
+        same = sum(one == other for one, other in zip(alone, together[::9], strict=True))
+        print(f"{rates[0]:.1f} and {rates[1]:.1f} tokens a second, {same} of {len(alone)} alike, {served.health()}")
+        assert served.server.held == 0
+        assert same >= len(alone) - 1  # a tie of two tokens may fall otherwise
+        assert rates[1] > 1.5 * rates[0]
