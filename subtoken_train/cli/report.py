@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from subtoken_train.evaluation.reporting.score_tables import ScoreTable
 
 FILES = {"markdown": "report.md", "csv": "report.csv", "latex": "report.tex", "html": "report.html"}
-PAPER_FILE = "paper_tables.json"
 _RECORD = ".written.json"
 
 HELP = """Tables and curves from the results folders of 'subtoken-train evaluate'.
@@ -36,8 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     all_files = ",".join(FILES)
     which = f"which files to write (default: {all_files})"
     parser.add_argument("--format", default=all_files, metavar="A,B", help=which)
-    printed = f"JSON file of the paper's printed tables, shown beside ours (default: {PAPER_FILE})"
-    parser.add_argument("--compare-paper", nargs="?", const=PAPER_FILE, metavar="FILE", help=printed)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,11 +47,8 @@ def run(args: argparse.Namespace) -> int:
     if empty := [folder for folder in folders if not any(folder.glob("*/*/manifest.json"))]:  # before heavy imports
         raise ValueError(f"{empty[0]} holds no results; make them first: subtoken-train evaluate --out {empty[0]} ...")
     out = Path(args.out) if args.out else folders[0] / "report"
-    paper = None if args.compare_paper is None else Path(args.compare_paper)
-    report = write_report(folders, out, formats, args.overwrite, bool(args.out), paper)
+    report = write_report(folders, out, formats, args.overwrite, bool(args.out))
     print_summary(report)
-    if paper is not None and report.comparisons.empty:
-        print(f"no arm has the backbone, reducer and groups of a row of {paper}")
     print(f"{', '.join(FILES[name] for name in formats)} written to {out}")
     return 0
 
@@ -65,7 +59,6 @@ def write_report(
     formats: Iterable[str] = FILES,
     overwrite: bool = False,
     named: bool = False,
-    paper: Path | None = None,
 ) -> Report:
     """Work out and write a report; an earlier one is written anew where nobody changed it and ``out`` was not named."""
     from subtoken_train.evaluation.reporting.report import make_report
@@ -73,7 +66,7 @@ def write_report(
     files, written = {out / FILES[name]: name for name in formats}, _recorded(out)
     there = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.is_file() and not named}
     check_new([path for path in files if path not in there or there[path] != written.get(path.name)], overwrite)
-    report = make_report(folders, paper, counter("runs scored"))
+    report = make_report(folders, counter("runs scored"))
     texts = {path: _writer(name)(report) for path, name in files.items()}
     for path, text in texts.items():
         write_whole(path, text)

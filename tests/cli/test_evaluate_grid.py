@@ -154,25 +154,10 @@ def test_files_that_are_there_stay(results, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_flags_and_the_printed_rows(results, tmp_path, capsys):
+def test_flags_are_printed(results, capsys):
     write_run(results, facts("late", 0.2, acts="after prefill"), "pope", answers(range(9)), new_tokens=1)
-    scores = dict.fromkeys(PAPER_TASKS.values(), 50.0)
-    row = {
-        "table": "1", "model": "LLaVA-1.5-7B", "method": "FastV25+S16K4", "token_method": "FastV", "total_kv": 15.625,
-        "token_keep": 25.0, "S": 16, "K": 4, "variant": "subtoken", "scores": scores,
-        "printed_3m": 51.0, "printed_7m": 50.0, "printed_d3": None, "printed_d7": None,
-    }  # fmt: skip
-    paper = tmp_path / "printed.json"
-    paper.write_text(json.dumps({"vlm_rows": [row], "llm_rows": []}))
-    assert main(["report", str(results), "--compare-paper", str(paper)]) == 0
+    assert main(["report", str(results)]) == 0
     assert "late: compression after prefill cannot change answers" in capsys.readouterr().out
-    text = (results / "report" / "report.md").read_text()
-    start = r"| fastv25\_s16k4 | Table 1, LLaVA-1.5-7B, FastV25+S16K4 | "
-    assert start + "MMBench | 50.00 | 75.00 " in text
-    assert start + "3-mean | 51.00 | " in text
-    paper.write_text(json.dumps({"vlm_rows": [{**row, "S": 8}], "llm_rows": []}))
-    assert main(["report", str(results), "--compare-paper", str(paper)]) == 0
-    assert "no arm has the backbone, reducer and groups of a row of" in capsys.readouterr().out
 
 
 def test_wrong_input(results, tmp_path, capsys, monkeypatch):
@@ -181,7 +166,6 @@ def test_wrong_input(results, tmp_path, capsys, monkeypatch):
     for words, message in (
         ((results, "--format", "htm"), "unknown format 'htm'. Did you mean 'html'?"),
         ((tmp_path / "nothing",), "holds no results"),
-        ((results, "--compare-paper"), "paper_tables.json does not exist"),
         ((results, "--formats", "csv"), "unknown option '--formats'. Did you mean '--format'?"),
         ((tmp_path / "strange",), "unknown task 'popes'. Did you mean 'pope'?"),
     ):

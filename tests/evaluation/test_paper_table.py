@@ -9,7 +9,6 @@ import pytest
 
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.image_sources import open_image
-from subtoken_train.evaluation.reporting.exports import markdown_escape as markdown
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.inference import pool
 from tests.support import paper_folders as paper
@@ -32,8 +31,7 @@ def run(tmp_path_factory) -> paper.PaperRun:
 def report(run, tmp_path_factory) -> Path:
     """The folder with the report in all formats."""
     out = tmp_path_factory.mktemp("report")
-    printed = paper.write_printed_tables(tmp_path_factory.mktemp("printed") / "paper_tables.json")
-    assert main(["report", str(run.out), "--out", str(out), "--compare-paper", str(printed)]) == 0
+    assert main(["report", str(run.out), "--out", str(out)]) == 0
     return out
 
 
@@ -73,42 +71,6 @@ def test_columns_and_means_are_those_of_the_records(run, rows):
     assert len({primary(rows, arm, "7-mean")["value"] for arm in paper.IMAGE_ARMS}) > 1
     for arm in paper.TEXT_ARMS:
         assert float(primary(rows, arm, "mmlu")["value"]) == pytest.approx(run.score(arm, "mmlu"), abs=2e-6)
-
-
-def printed_rows(report: Path, arm: str, row: str) -> dict[str, dict[str, str]]:
-    """What the Markdown report prints of an arm beside a printed row, by column."""
-    lines = (report / "report.md").read_text().splitlines()
-    start = lines.index("## The paper's printed numbers") + 2
-    header, _, *cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[start:]]
-    rows = [dict(zip(header, each, strict=True)) for each in cells if len(each) == len(header)]
-    return {each["score"]: each for each in rows if (each["arm"], each["printed row"]) == (markdown(arm), row)}
-
-
-def test_printed_numbers_stand_beside_ours(run, report):
-    found = printed_rows(report, paper.ROUTED, "Table 1, LLaVA-1.5-7B, FastV25+S16K4")
-    assert list(found) == [*paper.COLUMNS.values(), "3-mean", "7-mean", "Δ 3-mean", "Δ 7-mean"]
-    printed, counts = ([each[name] for each in found.values()] for name in ("printed", "n"))
-    assert printed == [f"{value:.2f}" for value in (*paper.PRINTED.values(), 55, 62.86)] + ["+6.00", "+1.00"]
-    assert counts == [str(paper.LIMIT)] * 7 + [str(n * paper.LIMIT) for n in (3, 7, 3, 7)]
-    for task, column in paper.COLUMNS.items():
-        assert found[column]["ours"].startswith(f"{100 * run.score(paper.ROUTED, task):.2f} ")
-    assert printed_rows(report, paper.ANCHOR, "Table 1, LLaVA-1.5-7B, FastV15.625")
-    assert printed_rows(report, paper.WHOLE, "Table 1, LLaVA-1.5-7B, LoRA-only")
-    found = printed_rows(report, paper.TEXT_ROUTED, "Table 3, LLaMA-2-7B, Quest25+S16K12")
-    assert [(name, each["printed"]) for name, each in found.items()] == [("MMLU", "43.00"), ("Δ MMLU", "+2.00")]
-    assert found["MMLU"]["ours"].startswith(f"{100 * run.score(paper.TEXT_ROUTED, 'mmlu'):.2f} ")
-
-
-def test_the_papers_own_tables(run, shared, tmp_path):
-    path = shared / "paper_tables.json"
-    if not path.is_file():
-        pytest.skip("reference material (paper_tables.json) is absent")
-    arguments = ["--out", str(tmp_path), "--format", "markdown", "--compare-paper", str(path)]
-    assert main(["report", str(run.out), *arguments]) == 0
-    mean = printed_rows(tmp_path, paper.ROUTED, "Table 1, LLaVA-1.5-7B, FastV25+S16K4")["3-mean"]
-    assert mean["printed"] == "61.67"
-    assert printed_rows(tmp_path, paper.TEXT_ANCHOR, "Table 3, LLaMA-2-7B, Quest21.875")["MMLU"]["printed"] == "40.81"
-    assert printed_rows(tmp_path, paper.WHOLE, "Table 1, LLaVA-1.5-7B, LoRA-only")
 
 
 def never(*_: object, **__: object) -> None:

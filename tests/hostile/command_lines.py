@@ -149,7 +149,7 @@ EVERY_PATH = (  # every path of the command line: it is put behind ``=``, betwee
     f"check {RUN} --model.backbone.path=", "preview --count 1 --config=", f"preview {RUN} --data.train_file=",
     "sweep --set checkpoint.keep_last=1,2 --dry-run --config=", "evaluate --data {dev} --limit 1 --adapter=",
     "evaluate --adapter {vlm} --data=", "evaluate --config=", f"{SCORED} --image-folder=", f"{SCORED} --out=",
-    "report", "report {pool}/results --out=", "report {pool}/results --out tables --compare-paper=",
+    "report", "report {pool}/results --out=",
     f"{SHORT} --adapter {{vlm}} --image=", f"{SHORT} --adapter=", f"{SHORT} --backbone=",
     f"{SHORT} --adapter {{vlm}} --image {{png}} --show=", "generate --adapter {lm} --output out.jsonl --prompts=",
     f"{SHORT} --backbone {{llama}} --eviction prefixkv --eviction-keep 0.5 --eviction-option=calibration=",

@@ -13,7 +13,7 @@ from PIL import Image
 
 from subtoken_train.resources import recipe_text
 from tests.hostile.case import LM, VLM
-from tests.support.paper_folders import write_benchmarks, write_printed_tables
+from tests.support.paper_folders import write_benchmarks
 from tests.support.places import recipe
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -116,4 +116,3 @@ def _results(folder: Path) -> None:
     }  # fmt: skip
     (folder / "grid.yaml").write_text(yaml.safe_dump(grid, sort_keys=False))
     command("evaluate", "--config", folder / "grid.yaml", "--out", folder / "results")
-    write_printed_tables(folder / "paper.json")

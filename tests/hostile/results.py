@@ -68,10 +68,6 @@ SCORES = grammar.Document(
     ),
     {f"runs.0.{key}": tuple(each for each in NO_SCORE if each not in right) for key, right in RIGHT_SCORES.items()},
 )
-PAPER = grammar.Document(
-    grammar.Format(free=("*.*.line",), more=("", "*.*"), unsaid=("*", "*.*", "*.*.*", "*.*.*.*")),
-    ways="changed changed changed bytes file whole",
-)
 MARKUP = (
     *("[red]x[/red]", "[/bold]", "[link=http://x]y", "=cmd|' /C calc'!A0", "+1", "@x", "[bold"),
     *("<script>alert(1)</script>", "a|b", "\\end{table}", "$x_1$", "{{7*7}}", "x" * 250),
@@ -80,11 +76,11 @@ COLUMNS = {"name": "arm", "backbone": "backbone", "reducer": "reducer", "adapter
 
 
 def report(
-    draw: random.Random, place: Place, spoilt: Spoilt, further: str = "", files: Files | None = None,
+    draw: random.Random, place: Place, spoilt: Spoilt, files: Files | None = None,
     compared: tuple[str, ...] = ("tables",), reference: Reference | None = None,
 ) -> Case:  # fmt: skip
     formats = ("", " --format csv", *([] if reference else [" --format html,markdown", " --format latex"]))
-    text = f"report results --out tables{draw.choice(formats)}{further}"
+    text = f"report results --out tables{draw.choice(formats)}"
     case = read_by(place, text, spoilt, ("tables",), compared, files)
     assert case.reference is not None
     right = both(reference or case.reference, lambda answer: table_fault(place.work / "tables"))
@@ -92,7 +88,7 @@ def report(
 
 
 def make(draw: random.Random, place: Place) -> Case:
-    kind = draw.choice("records records records manifest manifest names scores paper line file whole".split())
+    kind = draw.choice("records records records manifest manifest names scores records line file whole".split())
     if kind == "scores":
         path = place.copy("scores.json")
         place.copy("run/adapter", "adapter")
@@ -100,8 +96,6 @@ def make(draw: random.Random, place: Place) -> Case:
     folder = place.copy("results")
     cell = draw.choice(sorted(path.parent for path in folder.rglob("manifest.json")))
     samples = next(cell.glob("samples-*.jsonl"))
-    if kind == "paper":
-        return report(draw, place, PAPER.spoil(draw, place.copy("paper.json")), " --compare-paper paper.json")
     if kind == "names":
         return names(draw, place, cell / "manifest.json")
     if kind == "line":

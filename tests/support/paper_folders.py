@@ -193,7 +193,6 @@ LIMIT = 4
 WHOLE, ANCHOR, ROUTED = "tiny_lora_only", "tiny_fastv25_s16k4_anchor", "tiny_fastv25_s16k4"
 TEXT_WHOLE, TEXT_ANCHOR, TEXT_ROUTED = "tinylm_lora_only", "tinylm_quest25_s8k6_anchor", "tinylm_quest25_s16k12"
 IMAGE_ARMS, TEXT_ARMS = (WHOLE, ANCHOR, ROUTED), (TEXT_WHOLE, TEXT_ANCHOR, TEXT_ROUTED)
-PRINTED = dict(zip(COLUMNS.values(), [60.0, 50.0, 40.0, 80.0, 70.0, 65.0, 75.0], strict=True))
 
 
 @dataclass(frozen=True)
@@ -228,28 +227,4 @@ def _grid(folder: Path, root: Path, name: str, checkpoint: str, adapters: Sequen
     content = {"out": str(folder / "results"), "data_root": str(root), "batch_size": 4, "tasks": tasks, "arms": [arms]}
     path = folder / f"{name}.yaml"
     path.write_text(json.dumps(content))
-    return path
-
-
-def write_printed_tables(path: Path) -> Path:
-    """Printed rows of the arms, with made-up numbers; the routed arm's 3-mean is none of its cells' means."""
-    means = {"printed_3m": 50.0, "printed_7m": 62.86, "printed_d3": None, "printed_d7": None}
-    given = {"table": "1", "line": 1, "model": "LLaVA-1.5-7B", "S": None, "K": None, "scores": PRINTED, **means}
-    reduced = {"token_method": "FastV", "total_kv": 15.625}
-    lower = {name: value - 1 for name, value in PRINTED.items()}
-    image_rows = [
-        {**given, **reduced, "method": "FastV25+S16K4", "token_keep": 25.0, "S": 16, "K": 4, "variant": "subtoken",
-         "printed_3m": 55.0, "printed_d3": 6.0, "printed_d7": 1.0},
-        {**given, **reduced, "method": "FastV15.625", "token_keep": 15.625, "variant": "token_only", "scores": lower},
-        {**given, "method": "LoRA-only", "token_method": None, "total_kv": 100.0, "token_keep": 100.0,
-         "variant": "lora_only"},
-    ]  # fmt: skip
-    language = {"table": "3", "line": 2, "model": "LLaMA-2-7B", "token_method": "Quest", "total_kv": 21.875}
-    text_rows = [
-        {**language, "method": "Quest25+S16K12", "token_keep": 25.0, "S": 16, "K": 12, "variant": "subtoken",
-         "mmlu": 43.0, "printed_delta": 2.0},
-        {**language, "method": "Quest21.875", "token_keep": 21.875, "S": None, "K": None, "variant": "token_only",
-         "mmlu": 41.0, "printed_delta": None},
-    ]  # fmt: skip
-    path.write_text(json.dumps({"vlm_rows": image_rows, "llm_rows": text_rows}))
     return path

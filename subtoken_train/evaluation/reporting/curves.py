@@ -6,39 +6,25 @@ over tasks of (R(full) - R(compressed)) / R(full), where RULER's 13 tasks and Lo
 is not above it (eq. 7 and 8). For the area that paper prints no formula; its values (90.2 where r ends at 0.9) are too
 large for an undivided one, so the trapezoid area is divided by its width here: the mean score over the range of r.
 
-And the sub-token paper's printed rows beside ours, a file that the reader passes. Twelve of its 93 printed 3-means are
-means over other columns than ours.
-
 Legend: p points of a curve, ascending in r.
 """
 
-import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from subtoken_train.documents import read_json
-from subtoken_train.errors import check_range
 from subtoken_train.evaluation.metrics.short_answers import Answered
 from subtoken_train.evaluation.reporting.runs import ArmResults
 from subtoken_train.evaluation.reporting.score_tables import (
-    MEANS,
-    PAPER_TASKS,
     Estimate,
-    anchor_of,
     cost_of,
-    difference_of,
     method_notes,
     score_of,
     score_part,
 )
-from subtoken_train.typed import chosen
 
 AMOUNT = re.compile(r" (threshold=\S+|mean [\d.]+|[\d.,]+( tokens| bytes)?)(?= |$)")
 """Matches an eviction's budget: ``snapkv 1,024 tokens int8`` is ``snapkv int8`` without it."""
@@ -207,93 +193,3 @@ def _point(arm: ArmResults, tasks: tuple[str, ...], reference: ArmResults | None
     pairs = [] if reference is None else [(_value(reference, *each), _value(arm, *each)) for each in scored]
     known = pairs and all(full for full, _ in pairs)
     return Point(arm, kv, score, float(np.mean([(full - mine) / full for full, mine in pairs])) if known else None)
-
-
-VARIANTS = {"linear": "subtoken", "mlp": "subtoken_MLP", "olora": "subtoken_oLoRA"}
-"""Names of an arm's router, ours and the paper's."""
-TWO_STAGE = "4"
-"""The paper's table of two-stage training."""
-AVERAGED = {**MEANS, "MMLU": ("mmlu",)}
-PRINTED = {
-    "3-mean": "printed_3m", "7-mean": "printed_7m", "MMLU": "mmlu",
-    "Δ 3-mean": "printed_d3", "Δ 7-mean": "printed_d7", "Δ MMLU": "printed_delta",
-}  # fmt: skip
-"""A column -> the key of a printed row; the tasks' own columns are below ``scores``."""
-_EVERY: dict[str, Any] = {
-    **dict.fromkeys(("table", "model", "method", "variant"), str), "token_keep": float,
-    **dict.fromkeys(("S", "K"), int | None), "token_method": str | None,
-}  # fmt: skip
-_KINDS: dict[str, dict[str, Any]] = {
-    "vlm_rows": {
-        "scores": dict[str, float], **dict.fromkeys(("printed_3m", "printed_7m"), float),
-        **dict.fromkeys(("printed_d3", "printed_d7"), float | None),
-    },
-    "llm_rows": {"mmlu": float, "printed_delta": float | None},
-}  # fmt: skip
-"""Keys that are read of a printed row."""
-FRAME = ("arm", "row", "column", "printed", "ours")
-"""Columns of ``compare_paper``: a row for each column of a printed row that is an arm's, ``printed`` in %.
-
-``ours`` is an ``Estimate``, or None.
-"""
-
-
-def compare_paper(arms: Sequence[ArmResults], path: Path) -> pd.DataFrame:
-    """Return the printed numbers beside ours, for all arms whose backbone, reducer and groups are those of a row."""
-    try:
-        rows = _rows(read_json(path))
-    except FileNotFoundError:
-        raise ValueError(f"{path} does not exist; --compare-paper takes the JSON file of the printed tables") from None
-    except ValueError as error:
-        raise ValueError(f"{path} is not a file of printed tables ({error})") from None
-    pairs = [(arm, row) for arm in arms for row in rows if _same_method(arm, row)]
-    found = [each for arm, row in pairs for each in _compared(arm, anchor_of(arm, arms), row)]
-    return pd.DataFrame(found, columns=FRAME, dtype=object)
-
-
-def _rows(content: Any) -> list[dict[str, Any]]:
-    rows = []
-    for key, own in _KINDS.items():
-        listed = content.get(key) if isinstance(content, dict) else None
-        if not isinstance(listed, list):
-            raise ValueError(f"it has no list {key}")
-        for i, given in enumerate(listed):
-            row = chosen({**_EVERY, **own}, given, f"{key}[{i}]")
-            check_range(f"{key}[{i}].token_keep", row["token_keep"], 0, 100)
-            if "scores" in own:
-                scores = dict.fromkeys(PAPER_TASKS.values(), float)
-                row["scores"] = chosen(scores, row["scores"], f"{key}[{i}].scores")
-            rows.append(row)
-    return rows
-
-
-def _same_method(arm: ArmResults, row: dict[str, Any]) -> bool:
-    """Tell whether a printed row is an arm's; ``llava-hf/llava-1.5-7b-hf`` is the printed LLaVA-1.5-7B."""
-    facts = arm.facts
-    name, _, keep = facts.reducer.partition(" ")
-    printed = (row["token_method"] or "-").lower()
-    if facts.eviction != "-" or name.lower() != printed or row["model"].lower() not in facts.backbone.lower():
-        return False
-    if keep and not math.isclose(100 * float(keep), row["token_keep"], abs_tol=0.01):
-        return False
-    words = f"{facts.name} {facts.adapter or ''}".lower()
-    if facts.groups == "-":
-        return row["S"] is None and row["table"] != TWO_STAGE and (facts.adapter is None) == (row["variant"] == "full")
-    groups, selector = facts.groups.split()[:2]
-    variant = VARIANTS.get("olora" if "olora" in words else selector)
-    alike = groups == f"S{row['S']}K{row['K']}" and row["variant"] == variant
-    return alike and (row["table"] == TWO_STAGE) == ("stage2" in words)
-
-
-def _compared(arm: ArmResults, anchor: ArmResults | None, row: dict[str, Any]) -> Iterator[tuple[object, ...]]:
-    words = f"Table {row['table']}, {row['model']}, {row['method']}"
-    for task, column in PAPER_TASKS.items() if "scores" in row else ():
-        yield arm.name, words, column, row["scores"].get(column), score_of(arm, [task])
-    for column, key in PRINTED.items():
-        if row.get(key) is not None:
-            tasks, ours = AVERAGED[column.removeprefix("Δ ")], None
-            if column in AVERAGED:
-                ours = score_of(arm, tasks)
-            elif anchor is not None and isinstance(apart := difference_of(arm, anchor, tasks), Estimate):
-                ours = apart
-            yield arm.name, words, column, row[key], ours

@@ -121,8 +121,8 @@ _LATEX_SPECIAL = re.compile("|".join(map(re.escape, _LATEX_ESCAPES)))
 
 
 def report_latex(report: Report) -> str:
-    """Return all score tables, and the printed numbers beside ours where there are some."""
-    shown = [part for part in sections(report) if isinstance(part.about, ScoreTable | pd.DataFrame)]
+    """Return all score tables."""
+    shown = [part for part in sections(report) if isinstance(part.about, ScoreTable)]
     return "\n\n".join([r"% \usepackage{booktabs,xcolor}", *map(_latex_table, shown)]) + "\n"
 
 

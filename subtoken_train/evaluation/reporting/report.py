@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from subtoken_train.evaluation.reporting.curves import FRAME, TOLERANCES, Curve, compare_paper, make_curves
+from subtoken_train.evaluation.reporting.curves import TOLERANCES, Curve, make_curves
 from subtoken_train.evaluation.reporting.runs import ArmResults, read_results
 from subtoken_train.evaluation.reporting.score_tables import (
     MEANS,
@@ -74,7 +74,6 @@ class Report:
     Attributes:
         titles: arm -> what people call it, no two alike.
         tasks: conditions that two reports must share to be compared: a row for each task, more where arms differ.
-        comparisons: printed numbers beside ours (``compare_paper``).
     """
 
     arms: tuple[ArmResults, ...]
@@ -83,7 +82,6 @@ class Report:
     tasks: pd.DataFrame
     curves: tuple[Curve, ...]
     kinds: tuple[KindScores, ...]
-    comparisons: pd.DataFrame
 
     @property
     def task_names(self) -> list[str]:
@@ -91,10 +89,8 @@ class Report:
         return list(self.tasks.task.unique())
 
 
-def make_report(
-    folders: Sequence[Path], paper: Path | None = None, progress: Callable[[int, int], None] | None = None
-) -> Report:
-    """Read results folders and work everything out; ``paper`` is a file of printed tables.
+def make_report(folders: Sequence[Path], progress: Callable[[int, int], None] | None = None) -> Report:
+    """Read results folders and work everything out.
 
     ``progress`` is called with (done, total) as runs are read and scored.
     """
@@ -106,7 +102,6 @@ def make_report(
         _task_facts(arms),
         tuple(make_curves(arms)),
         tuple(make_kinds(arms)),
-        pd.DataFrame(columns=FRAME) if paper is None else compare_paper(arms, paper),
     )
 
 
@@ -169,7 +164,7 @@ class Section:
     samples: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     level: int = 2
-    about: ScoreTable | KindScores | pd.DataFrame | tuple[Curve, ...] | None = None
+    about: ScoreTable | KindScores | tuple[Curve, ...] | None = None
 
     def written(self, write: Callable[[Cell, int], str]) -> pd.DataFrame:
         """Return the frame as text: ``write`` gets a cell and its column's samples, which stand in the heading."""
@@ -187,7 +182,6 @@ def sections(report: Report) -> list[Section]:
         methods = pd.DataFrame([_curve_row(curve) for curve in report.curves])
         found.append(Section("Accuracy against KV", methods, notes=(CURVE_NOTE,), about=report.curves))
     found += [_kinds(kinds, report) for kinds in report.kinds]
-    found += [] if report.comparisons.empty else [_comparisons(report.comparisons)]
     return [*found, Section("How the tasks were asked", report.tasks)]
 
 
@@ -350,18 +344,3 @@ def _curve_row(curve: Curve) -> dict[str, str]:
         "AUC": NOTHING if curve.area is None else f"{100 * curve.area:.2f}",
         **{f"r within {tolerance:.0%}": curve.reached_text(tolerance) or NOTHING for tolerance in TOLERANCES},
     }
-
-
-def _comparisons(frame: pd.DataFrame) -> Section:
-    rows = [
-        {
-            "arm": row.arm,
-            "printed row": row.row,
-            "score": row.column,
-            "printed": f"{row.printed:{'+' if row.column.startswith('Δ') else ''}.2f}",
-            "ours": cell_text(row.ours, row.ours.n) if row.ours else NOTHING,
-            "n": f"{row.ours.n:,}" if row.ours else NOTHING,
-        }
-        for row in frame.itertuples()
-    ]
-    return Section("The paper's printed numbers", pd.DataFrame(rows), about=frame)

@@ -1,7 +1,4 @@
-"""What is read from results folders, which are data: whatever stands in them is reported or refused in words.
-
-And which printed row of the paper is whose, and means of printed cells.
-"""
+"""What is read from results folders, which are data: whatever stands in them is reported or refused in words."""
 
 import csv
 import io
@@ -10,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from subtoken_train.evaluation.reporting.curves import compare_paper
 from subtoken_train.evaluation.reporting.exports import report_csv, report_latex, report_markdown
 from subtoken_train.evaluation.reporting.page import report_html
 from subtoken_train.evaluation.reporting.report import make_report
 from subtoken_train.evaluation.reporting.runs import read_results
-from subtoken_train.evaluation.reporting.score_tables import PAPER_TASKS
-from tests.support.report_results import answers, facts, paper_grid, write_run
+from tests.support.report_results import answers, facts, write_run
 
 ODD = [None, -1, 10**30, "x", [], {"a": {}}]
 MANIFEST, SAMPLES = "manifest.json", "samples-0-of-1.jsonl"
@@ -31,10 +26,10 @@ def results(tmp_path) -> Path:
     return tmp_path / "results"
 
 
-def report(folder: Path, paper: Path | None = None) -> str | None:
+def report(folder: Path) -> str | None:
     """All formats of a folder's report, or the message of the worded error."""
     try:
-        made = make_report([folder], paper)
+        made = make_report([folder])
         for write in (report_csv, report_latex, report_markdown, report_html):
             write(made)
     except ValueError as error:
@@ -175,88 +170,3 @@ def test_anchors_of_any_shape(results, anchors):
     for name, anchor in zip(("arm", "anchor"), anchors, strict=True):
         made = change(results, ("arm", "anchor"), anchor, name)
     assert made is None
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (None, "paper.json does not exist; --compare-paper takes"),
-        ("[]", "no list vlm_rows"),
-        ('{"vlm_rows": [], "llm_rows": 3}', "no list llm_rows"),
-        ('{"vlm_rows": [7], "llm_rows": []}', "vlm_rows[0] is 7"),
-        ('{"vlm_rows": [], "llm_rows": [{"table": "3"}]}', "are missing"),
-        ("[" * 5000, "nested deeper"),
-        ("{", "invalid JSON"),
-    ],
-)
-def test_files_of_printed_tables(results, tmp_path, content, words):
-    if content is not None:
-        (tmp_path / "paper.json").write_text(content)
-    assert words in str(report(results, tmp_path / "paper.json"))
-
-
-CELLS = dict(zip(PAPER_TASKS.values(), [60.0, 50.0, 40.0, 80.0, 70.0, 65.0, 75.0], strict=True))
-LOWER = {name: value - 1 for name, value in CELLS.items()}
-
-
-def row(method: str, **changes) -> dict:
-    standard = {
-        "table": "1", "model": "LLaVA-1.5-7B", "method": method, "token_method": "FastV", "total_kv": 15.625,
-        "token_keep": 25.0, "S": 16, "K": 4, "variant": "subtoken", "scores": CELLS,
-        "printed_3m": 55.0, "printed_7m": 62.86, "printed_d3": 5.5, "printed_d7": 1.0,
-    }  # fmt: skip
-    return {**standard, **changes}
-
-
-@pytest.fixture
-def printed(tmp_path):
-    anchor = {"token_keep": 15.625, "S": None, "K": None, "variant": "token_only", "printed_d3": None}
-    rows = [
-        row("FastV25+S16K4"), row("FastV25+S16K4, two stages", table="4"),
-        row("FastV25+S16K4_MLP", variant="subtoken_MLP"), row("FastV25+S8K2", S=8, K=2),
-        row("VisionZip25+S16K4", token_method="VisionZip"), row("13B", model="LLaVA-1.5-13B"),
-        row("FastV15.625", scores=LOWER, printed_d7=None, **anchor),
-    ]  # fmt: skip
-    language = {"table": "3", "model": "LLaMA-2-7B", "token_method": "Quest", "total_kv": 23.438, "variant": "subtoken"}
-    language |= {"method": "Quest25+S8K7", "token_keep": 25.0, "S": 8, "K": 7, "mmlu": 43.95, "printed_delta": 1.55}
-    bare = {**language, "method": "Quest23.438", "token_keep": 23.438, "S": None, "K": None, "variant": "token_only"}
-    path = tmp_path / "printed.json"
-    path.write_text(json.dumps({"vlm_rows": rows, "llm_rows": [language, {**bare, "mmlu": 42.4}]}))
-    return path
-
-
-def test_printed_and_ours(tmp_path, printed):
-    paper_grid(tmp_path / "results", PAPER_TASKS)
-    found = compare_paper(read_results([tmp_path / "results"]), printed)
-    assert list(dict.fromkeys(zip(found.arm, found.row, strict=True))) == [
-        ("fastv25_s16k4", "Table 1, LLaVA-1.5-7B, FastV25+S16K4"),
-        ("fastv25_s16k4_anchor", "Table 1, LLaVA-1.5-7B, FastV15.625"),
-    ]
-    routed, anchor = (each.set_index("column") for _, each in found.groupby("arm"))
-    assert routed.printed["3-mean"] == 55
-    assert routed.ours["Δ 3-mean"].value == pytest.approx(0.15)
-    assert list(routed.index) == [*PAPER_TASKS.values(), "3-mean", "7-mean", "Δ 3-mean", "Δ 7-mean"]
-    assert "Δ 3-mean" not in anchor.index
-
-
-def test_variants_by_name(tmp_path, printed):
-    standard = {"reducer": "fastv 0.25", "groups": "S16K4 linear"}
-    for name, changes in {
-        "x_stage2": {},
-        "x_mlp": {"groups": "S16K4 mlp"},
-        "x_norm": {"groups": "S16K4 value_norm"},
-        "x_evicted": {"eviction": "snapkv 0.1"},
-        "x_olora": {},
-    }.items():
-        write_run(tmp_path / "r", facts(name, 0.2, **{**standard, **changes}), "pope", answers(range(9)))
-    llama = {"backbone": "/models/Llama-2-7b-hf", "reducer": "quest 0.25", "groups": "S8K7 linear"}
-    write_run(tmp_path / "r", facts("llama", 0.234375, **llama), "mmlu", answers(range(10)))
-    found = compare_paper(read_results([tmp_path / "r"]), printed)
-    assert {each.arm: each.row.split(", ", 2)[2] for each in found.itertuples()} == {
-        "x_stage2": "FastV25+S16K4, two stages",
-        "x_mlp": "FastV25+S16K4_MLP",
-        "llama": "Quest25+S8K7",
-    }
-    llama = found[found.arm == "llama"].set_index("column")
-    assert llama.printed.to_dict() == {"MMLU": 43.95, "Δ MMLU": 1.55}
-    assert llama.ours["MMLU"].value == 0.25
