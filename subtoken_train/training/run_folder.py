@@ -27,6 +27,7 @@ MARKER_FILE, LOCK_FILE = ".subtoken-run.json", ".lock"
 SCHEMA_VERSION = 1
 LOCK_SECONDS = 8.0
 """Seconds that a run waits for the folder: the data-loading workers of a killed one live on for up to five seconds."""
+_FORMER = ("staged", "replaces")  # keys of markers by version 0.3 and before, which swapped running folders
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,11 @@ def read_run_marker(folder: Path) -> RunMarker | None:
     if not path.is_file():
         return None
     content = read_json(path)
-    schema = content.get("schema_version") if isinstance(content, dict) else None
-    if isinstance(schema, int) and schema > SCHEMA_VERSION:
-        raise ValueError(f"{path} has schema {schema}, this version reads up to {SCHEMA_VERSION}; please upgrade")
+    if isinstance(content, dict):
+        schema = content.get("schema_version")
+        if isinstance(schema, int) and schema > SCHEMA_VERSION:
+            raise ValueError(f"{path} has schema {schema}, this version reads up to {SCHEMA_VERSION}; please upgrade")
+        content = {key: value for key, value in content.items() if key not in _FORMER}
     return typed(RunMarker, content, str(path))
 
 

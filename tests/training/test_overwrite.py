@@ -13,6 +13,7 @@ import pytest
 
 from subtoken_train.cli.main import main
 from subtoken_train.training import checkpoints
+from subtoken_train.training.run_folder import MARKER_FILE
 from tests.support.commands import refused
 from tests.support.helpers import interrupted_fit, last_state
 from tests.support.run_folders import adapter_tensors, content, same_tensors
@@ -118,6 +119,16 @@ def test_a_recipe_that_is_refused_or_reads_from_the_run_moves_nothing(tiny_run, 
     assert "{run}" not in mistake or "which --overwrite would rename" in said
     assert same(finished, old)
     assert beside(finished) == []
+
+
+@pytest.mark.slow
+def test_a_run_of_an_older_version_is_resumed(tiny_run, finished):
+    (finished / MARKER_FILE).unlink()
+    assert main(tiny_run("--resume", "--trainer.max_steps=2")) == 0
+    assert last_state(finished)["global_step"] == 2
+    assert not (finished / MARKER_FILE).exists()
+    (finished / "recipe.yaml").unlink()
+    assert main(tiny_run("--resume", "--trainer.max_steps=3")) == 0
 
 
 @pytest.mark.slow

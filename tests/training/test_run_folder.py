@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import json
 import os
 from pathlib import Path
 
@@ -198,6 +199,13 @@ def test_a_broken_marker_is_worded(tmp_path, text):
     for resume in (True, False):
         with pytest.raises(ValueError, match="has schema 9" if "9" in text else MARKER_FILE):
             RunFolder(run, replaces=not resume).check(resume)
+
+
+def test_the_marker_of_a_run_that_took_anothers_place_is_read(tmp_path):
+    """Versions before this one swapped a running folder, and noted so."""
+    old = {"version": "0.3", "created": "x", "job": "7", "staged": "run.new-0", "replaces": ["a"], "schema_version": 1}
+    (tmp_path / MARKER_FILE).write_text(json.dumps(old))
+    assert read_run_marker(tmp_path).job == "7"
 
 
 @pytest.mark.parametrize(
