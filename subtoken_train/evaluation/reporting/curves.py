@@ -64,7 +64,7 @@ class Curve:
     scored: tuple[str, ...]
     zero: tuple[str, ...]
     area: float | None
-    edges: dict[float, tuple[float, float]]
+    edges: dict[float, float]
 
     @property
     def span(self) -> tuple[float, float]:
@@ -75,9 +75,7 @@ class Curve:
         """The compression reached; if the curve left the tolerance earlier and came back, that too."""
         if tolerance not in self.edges:
             return f"{', '.join(self.zero)}: 0 uncompressed" if self.zero else "" if self.reference else NO_REFERENCE
-        reached, first = self.edges[tolerance]
-        if reached != first:
-            return f"{reached:.4f} (first left at {first:.4f})"
+        reached = self.edges[tolerance]
         return f"{reached:.4f}" + (", the whole curve" if reached == self.span[1] else "")
 
 
@@ -86,11 +84,8 @@ def area(ratios_p: Sequence[float], scores_p: Sequence[float]) -> float:
     return float(np.trapezoid(scores_p, ratios_p) / (ratios_p[-1] - ratios_p[0]))
 
 
-def within(ratios_p: Sequence[float], losses_p: Sequence[float], tolerance: float) -> tuple[float, float] | None:
-    """Find the largest r with a loss within ``tolerance`` on the piecewise linear curve, and where it first leaves it.
-
-    None where all of the curve is above; both are the last r where none of it is.
-    """
+def within(ratios_p: Sequence[float], losses_p: Sequence[float], tolerance: float) -> float | None:
+    """Find the largest r with a loss within ``tolerance`` on the piecewise linear curve; None where all is above."""
     crossings = [
         r + (tolerance - loss) / (next_loss - loss) * (next_r - r)
         for r, next_r, loss, next_loss in zip(ratios_p, ratios_p[1:], losses_p, losses_p[1:], strict=False)
@@ -98,7 +93,7 @@ def within(ratios_p: Sequence[float], losses_p: Sequence[float], tolerance: floa
     ]
     if losses_p[-1] <= tolerance:
         crossings.append(ratios_p[-1])
-    return (float(crossings[-1]), float(crossings[0])) if crossings else None
+    return float(crossings[-1]) if crossings else None
 
 
 def make_curves(arms: Sequence[ArmResults]) -> list[Curve]:

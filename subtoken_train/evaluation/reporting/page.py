@@ -113,10 +113,10 @@ def difference_chart(table: ScoreTable, column: str, series: Mapping[str, Series
 def map_chart(scores: KindScores, cells: Mapping[str, tuple[str, str]], titles: Mapping[str, str]) -> Figure:
     """Draw a map of each arm: lengths across, depths down, each cell (kind -> length and depth) with its score."""
     lengths, depths = (list(dict.fromkeys(part)) for part in zip(*cells.values(), strict=True))
-    columns, rows = min(2, len(scores.drawn)), -(-len(scores.drawn) // 2)
+    columns, rows = min(2, len(scores.arms)), -(-len(scores.arms) // 2)
     figure = Figure(figsize=(WIDTH, rows * (0.9 + 0.32 * len(depths))), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
-    for axes, arm in zip(grid, scores.drawn, strict=False):
+    for axes, arm in zip(grid, scores.arms, strict=False):
         values = np.full((len(depths), len(lengths)), np.nan)
         for kind, (length, depth) in cells.items():
             if kind in scores.arms[arm]:
@@ -130,7 +130,7 @@ def map_chart(scores: KindScores, cells: Mapping[str, tuple[str, str]], titles: 
         axes.grid(visible=False)
         axes.tick_params(length=0)
         axes.set_title(_lines(titles[arm], 40))
-    for axes in grid[len(scores.drawn) :]:
+    for axes in grid[len(scores.arms) :]:
         axes.set_visible(False)
     figure.supxlabel("length")
     figure.supylabel("depth of the needle")

@@ -24,8 +24,6 @@ Form = Literal["fraction", "points"]
 Verdict = Literal["better", "worse", "level"]
 MOOT = "†"
 """Mark of an estimate that compression could not change, where grey alone would not do."""
-MAX_ARMS = 8
-"""Arms in one chart; the CSV file has all."""
 PAPER_TASKS = {
     "mmbench": "MMBench", "textvqa": "TextVQA", "gqa": "GQA", "pope": "POPE", "mme": "MME", "scienceqa": "SciQA",
     "vqav2": "VQAv2",
@@ -194,16 +192,11 @@ def _marks(runs: Sequence[Run]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class KindScores:
-    """One task's kinds, in order of their first samples.
-
-    ``arms``: arm's name -> kind -> mean of the samples' scores; ``drawn``: the arms that a chart shows, of more than
-    ``MAX_ARMS`` those with an anchor and the anchors first.
-    """
+    """One task's kinds, in order of their first samples; ``arms``: name -> kind -> mean of the samples' scores."""
 
     task: str
     kinds: tuple[str, ...]
     arms: dict[str, dict[str, Estimate]]
-    drawn: tuple[str, ...]
 
 
 def make_kinds(arms: Sequence[ArmResults]) -> list[KindScores]:
@@ -220,10 +213,7 @@ def _of_task(task: str, arms: Sequence[ArmResults]) -> KindScores:
         if runs and all(run.samples.score.between(0, 1).all() for run in runs):
             order |= dict.fromkeys(kind for run in runs for kind in run.samples.kind)
             estimates[arm.name] = _of_arm(runs, arm.is_moot(task))
-    anchors = {arm.facts.anchor for arm in arms}
-    compared = {arm.name for arm in arms if arm.facts.anchor is not None or arm.name in anchors}
-    first = sorted(estimates, key=lambda name: name not in compared)[:MAX_ARMS]
-    return KindScores(task, tuple(order), estimates, tuple(name for name in estimates if name in first))
+    return KindScores(task, tuple(order), estimates)
 
 
 def _of_arm(runs: Sequence[Run], moot: bool) -> dict[str, Estimate]:

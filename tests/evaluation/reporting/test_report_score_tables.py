@@ -219,21 +219,16 @@ def test_what_compression_after_the_prompt_cannot_change(tmp_path, monkeypatch, 
 @pytest.mark.parametrize(
     ("losses", "tolerance", "expected"),
     [
-        ([0.0, 0.2, 0.4], 0.1, (0.25, 0.25)),
-        ([0.0, 0.1, 0.4], 0.1, (0.5, 0.5)),
-        ([0.0, 0.05, 0.08], 0.1, (1.0, 1.0)),
-        ([0.0, 0.2, 0.0], 0.1, (1.0, 0.25)),  # it comes back: eq. 7 and 8 ask for the largest r
+        ([0.0, 0.2, 0.4], 0.1, 0.25),
+        ([0.0, 0.1, 0.4], 0.1, 0.5),
+        ([0.0, 0.05, 0.08], 0.1, 1.0),
+        ([0.0, 0.2, 0.0], 0.1, 1.0),  # it comes back: eq. 7 and 8 ask for the largest r
         ([0.3, 0.4, 0.5], 0.1, None),
-        ([-0.1, 0.1, 0.3], 0.2, (0.75, 0.75)),
+        ([-0.1, 0.1, 0.3], 0.2, 0.75),
     ],
 )
 def test_compression_within_a_tolerance(losses, tolerance, expected):
     assert within([0.0, 0.5, 1.0], losses, tolerance) == (None if expected is None else pytest.approx(expected))
-
-
-def reached(curve):
-    """Tolerance -> largest r within it."""
-    return {tolerance: largest for tolerance, (largest, _) in curve.edges.items()}
 
 
 def kept(keep: float):
@@ -253,7 +248,7 @@ def test_a_familys_curve(tmp_path):
     assert [point.loss for point in curve.points] == pytest.approx([0, 0, 0.1, 0.3])
     assert curve.span == (0, 0.75)
     assert curve.area == pytest.approx((0.25 * 1 + 0.25 * 0.95 + 0.25 * 0.8) / 0.75)
-    assert reached(curve) == pytest.approx({0.1: 0.5, 0.2: 0.625})
+    assert curve.edges == pytest.approx({0.1: 0.5, 0.2: 0.625})
 
 
 @pytest.mark.parametrize(
@@ -266,7 +261,7 @@ def test_every_task_of_a_benchmark_counts_in_the_loss(tmp_path, task, key, names
         write_subtasks(tmp_path, kept(keep), task, key, dict(zip(names, (1.0, second), strict=True)), primary)
     (curve,) = make_curves(read_results([tmp_path]))
     assert [point.loss for point in curve.points] == pytest.approx([0, 0.25, 0.5])
-    assert reached(curve) == pytest.approx({0.1: 0.20, 0.2: 0.40})
+    assert curve.edges == pytest.approx({0.1: 0.20, 0.2: 0.40})
     assert curve.reached_text(0.1) == "0.2000"
     assert sorted(curve.scored) == sorted(f"{task}/{name}" for name in names)
     assert curve.area == pytest.approx((0.5 * 0.575 + 0.25 * 0.525) / 0.75)

@@ -215,7 +215,7 @@ def test_the_picture_has_a_map_of_each_arm():
     assert cell_of("niah_single_1") is None
     value = {kind: Estimate(place / 5, None, None, None, 4) for place, kind in enumerate(kinds)}
     some = {kind: value[kind] for kind in kinds[:-1]}
-    scores = KindScores("needle_map", tuple(kinds), {"a": value, "b": some}, ("a", "b"))
+    scores = KindScores("needle_map", tuple(kinds), {"a": value, "b": some})
     first, second = map_chart(scores, cells, {"a": "A", "b": "B"}).axes
     assert [text.get_text() for text in first.texts] == ["0", "60", "20", "80", "40", "100"]  # row by row: a depth each
     assert second.texts[-1].get_text() == ""
