@@ -87,14 +87,7 @@ class ArmFacts:
 
 @dataclass(frozen=True)
 class Manifest:
-    """One arm on one task.
-
-    Attributes:
-        source: folder or Hub id that the task was read from; None: the task's own Hub id.
-        rows: samples asked (all of the set, or ``limit``).
-        expected_rows: samples of the complete set; None where there is no such number.
-        samples_sha256: digest of all asked samples, in order.
-    """
+    """One arm on one task: ``rows`` are asked of ``expected_rows``; ``source`` None: the task's own Hub id."""
 
     arm: ArmFacts
     task: str

@@ -48,12 +48,8 @@ class Point:
 class Curve:
     """One method at several budgets, ascending in compression; its uncompressed arm first, where there is one.
 
-    Attributes:
-        tasks: those that all of its arms answered, and its scores are means over.
-        scored: what eq. 10 is a mean over: ``pope``, ``ruler/vt``.
-        zero: of these, those whose uncompressed score is 0, which leaves eq. 10 without a value.
-        area: mean score over the range of r; None for a single point.
-        edges: tolerance -> what ``within`` finds; empty without a reference.
+    ``tasks``: those that all arms answered; ``scored``: what eq. 10 is a mean over (``pope``, ``ruler/vt``); ``zero``:
+    those of them whose uncompressed score is 0, which leaves no value; ``edges``: tolerance -> what ``within`` finds.
     """
 
     backbone: str

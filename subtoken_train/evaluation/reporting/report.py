@@ -69,12 +69,7 @@ _VERDICTS = ("better", "worse", "level", "without an interval", "not affected", 
 
 @dataclass(frozen=True)
 class Report:
-    """The parts of a report; a part without content is empty.
-
-    Attributes:
-        titles: arm -> what people call it, no two alike.
-        tasks: conditions that two reports must share to be compared: a row for each task, more where arms differ.
-    """
+    """The parts of a report; ``titles``: arm -> what people call it; ``tasks``: conditions, a row or more a task."""
 
     arms: tuple[ArmResults, ...]
     titles: dict[str, str]

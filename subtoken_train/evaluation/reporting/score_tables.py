@@ -230,13 +230,10 @@ def _of_arm(runs: Sequence[Run], moot: bool) -> dict[str, Estimate]:
 
 @dataclass(frozen=True)
 class ArmRow:
-    """An arm in a table.
+    """An arm in a table, and its anchor if that is among the results.
 
-    Attributes:
-        anchor: what it is compared with; None where it names none or that one is not among the results.
-        differences: column -> arm minus anchor; words where the two cannot be paired; empty without an anchor.
-        anchor_ratio: measured share of KV that the anchor keeps over ours, without the index of value groups, on the
-            tasks of both; None without an anchor.
+    ``differences``: column -> arm minus anchor, or words where the two cannot be paired; ``anchor_ratio``: the anchor's
+    measured KV over the arm's, without the index, on the tasks of both.
     """
 
     arm: ArmResults

@@ -41,11 +41,8 @@ WRITTEN = 1e-5  # by which a ratio in a recipe, a third for instance, may lie be
 class Arm:
     """One arm of a run, and what of its model the ledger reads, so that anchors need no model.
 
-    Attributes:
-        tokens: tokens of a nominal prompt's compressed region, before reduction.
-        adapter_sha256: digest of its adapter's settings and tensors; None for a backbone alone.
-        calibration_sha256: digests of the files that its reducer and its eviction read; None where they read none.
-        chat_template: whether its tokenizer has one; None: unknown, since no tokenizer is here.
+    ``tokens`` are a nominal prompt's, in its compressed region, before reduction; digests are of the adapter's settings
+    and tensors, and of the files that reducer and eviction read; ``chat_template`` None: no tokenizer is here.
     """
 
     spec: ArmSpec

@@ -45,10 +45,8 @@ MEASURES = {
 class Answers:
     """All answers to some samples.
 
-    Attributes:
-        realised: stored share of the compressed region's keys and values, in the model's dtype and without the index; 1
-            where nothing could be compressed.
-        measures: figures beside the score, by name (``MEASURES``), one per sample, None where it has none.
+    ``realised``: stored share of the compressed region's keys and values, in the model's dtype and without the index.
+    ``measures``: figures beside the score, by name (``MEASURES``), one per sample, None where it has none.
     """
 
     records: list[SampleRecord]

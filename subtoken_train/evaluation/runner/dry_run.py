@@ -121,12 +121,9 @@ class PlannedTask:
 
 @dataclass(frozen=True)
 class PlannedArm:
-    """An arm of a grid.
+    """An arm of a grid: ``tokens`` of the longest task's nominal compressed region, its cache's bytes, and operations.
 
-    Attributes:
-        tokens: of the longest task's nominal prompt, in its compressed region.
-        dense: bytes of their dense cache; ``kept``: of them, what stays in the model's dtype.
-        flops: by task, operations of the pass over the compressed region of its nominal prompt.
+    ``dense`` and ``kept`` are in the model's dtype; ``flops`` are of the pass over that region, by task.
     """
 
     arm: Arm
