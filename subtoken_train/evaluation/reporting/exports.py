@@ -60,8 +60,7 @@ def report_csv(report: Report) -> str:
 
 def frame_csv(frame: pd.DataFrame) -> str:
     """Return a frame as CSV with columns of ``HEADINGS``, each of its kind in ``KINDS``, and perhaps ``SPREAD``."""
-    text: str = frame.to_csv(index=False, float_format="%.6f", lineterminator="\n")
-    return text
+    return str(frame.to_csv(index=False, float_format="%.6f", lineterminator="\n"))
 
 
 def _facts(row: ArmRow, column: str) -> dict[str, object]:

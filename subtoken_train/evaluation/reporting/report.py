@@ -147,12 +147,7 @@ def _task_facts(arms: Sequence[ArmResults]) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Section:
-    """A table under its heading.
-
-    Attributes:
-        samples: column -> samples that its largest cell rests on; of columns of estimates only.
-        about: what a chart of the same numbers is drawn from.
-    """
+    """A table under its heading; ``samples``: column of estimates -> samples that its largest cell rests on."""
 
     title: str
     frame: pd.DataFrame

@@ -82,9 +82,7 @@ class Cost:
 class Run:
     """One arm, trained with one seed, on one task; ``samples`` are the answered ones in order, a frame of ``SAMPLES``.
 
-    Attributes:
-        one_token: whether everything that is scored comes from the prompts' last rows (``_from_last_row``).
-        subtasks: scores of the benchmark's own tasks (``TaskMetric.subtasks``) of which a sample is answered, in order.
+    ``one_token``: all that is scored comes from the prompts' last rows; ``subtasks``: those with an answered sample.
     """
 
     folder: Path

@@ -35,13 +35,10 @@ MEANS = {"3-mean": ("mmbench", "textvqa", "gqa"), "7-mean": tuple(PAPER_TASKS)}
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number of a table.
+    """A number of a table, with its bootstrap 95 % interval where it is a mean over ``n`` samples (of one seed).
 
-    Attributes:
-        low: lower end of the bootstrap 95 % interval; None where the score is no mean over samples.
-        n: samples (of one seed).
-        moot: whether compression could not change the answers (``ArmResults.is_moot``), of a mean those of a task.
-        table_sn: scores of the samples if it is their mean, from which ``estimate_of`` draws its interval.
+    ``moot``: compression could not change the answers, of a mean those of a task; ``table_sn``: the samples' scores,
+    from which ``estimate_of`` draws the interval.
     """
 
     value: float

@@ -140,9 +140,8 @@ def recall_prompts(
 class Cell:
     """What one arm is asked: samples in the task's order, and all that answering them needs beside the model.
 
-    Attributes:
-        inputs: makes the prompts of a batch, and the token ids of its choices.
-        reference: token ids of a sample's reference answer, which is scored too; None: none is.
+    ``inputs`` makes a batch's prompts and the token ids of its choices; ``reference`` the ids of a sample's reference
+    answer, which is then scored, too.
     """
 
     samples: Sequence[Sample]
