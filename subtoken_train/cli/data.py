@@ -46,11 +46,7 @@ data/README.md and docs/tasks.md explain all of it."""
 
 _MADE = {"scenes": "data/scenes", "english": "data/english_text", "samples": "data/samples"}
 _MODELS = ("smollm2", "qwen05", "qwen15", "gemma3-270m")
-_OPTIONS = {
-    "llava665k": ("root", "missing_list"),
-    "images": ("root", "file", "missing_list"),
-    "wikitext103": ("root",),
-}
+_OPTIONS = {"llava665k": ("root", "missing_list"), "images": ("root", "file", "missing_list"), "wikitext103": ("root",)}
 MIX665K_SOURCES = {
     MIX665K: f"hf download liuhaotian/LLaVA-Instruct-150K {MIX665K} --repo-type dataset --local-dir ROOT",
     "images/coco/train2017": "http://images.cocodataset.org/zips/train2017.zip",

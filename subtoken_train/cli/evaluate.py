@@ -66,12 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--anchors", metavar="auto|none", help="matched token-only anchors (default: auto)")
     checked = "show what the grid would run and what is missing; reads no weights and no files"
     add("--check", action="store_true", help=checked)
-    add(
-        "--price",
-        type=hourly_price,
-        metavar="P",
-        help="--check: what a GPU costs an hour; the sum is printed",
-    )
+    add("--price", type=hourly_price, metavar="P", help="--check: what a GPU costs an hour; the sum is printed")
     add("--device", help="cuda:0, cpu, ...; auto: several GPUs if needed (default: the first GPU, if any)")
 
 

@@ -70,10 +70,7 @@ class CompressedBackbone(nn.Module):
             gates = "budget 'delayed' counts a delay in the tokens of whole prompts"
             refuse(
                 (bank.gated and reducer.acts, f"{gates}: use reducer none"),
-                (
-                    bank.gated and any(family.windows),
-                    f"{gates} that all layers see: use a model without windows",
-                ),
+                (bank.gated and any(family.windows), f"{gates} that all layers see: use a model without windows"),
                 (between, f"budget 'bytes' drops keys in every layer alike, and {cuts}"),
                 (pool == "all" and reducer.acts, f"byte_pool 'all' chooses among whole contexts, {drops}"),
             )

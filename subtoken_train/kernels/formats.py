@@ -325,10 +325,7 @@ class TurboQuant(AboveZero):
         return (_turned(F.normalize(own, dim=-1)) * payload.scale.float()).to(payload.dtype)
 
 
-LEVELS = {
-    3: (0.2451, 0.7560, 1.3439, 2.1520),
-    4: (0.1284, 0.3881, 0.6568, 0.9424, 1.2562, 1.6181, 2.0690, 2.7326),
-}
+LEVELS = {3: (0.2451, 0.7560, 1.3439, 2.1520), 4: (0.1284, 0.3881, 0.6568, 0.9424, 1.2562, 1.6181, 2.0690, 2.7326)}
 """By bits: levels above 0 that err least for a standard normal number (Max, 1960, table I); those below mirror them."""
 
 

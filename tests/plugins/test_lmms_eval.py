@@ -146,7 +146,7 @@ def test_what_is_not_offered_is_worded_and_a_late_eviction_is_warned_about(plugi
         model.generate_until([request(0, {"temperature": 0.7, "do_sample": True})])
     clip = [{"text": "What happens?", "images": ["clip.mp4"]}]
     model.task_dict["scenes"]["test"] = clip
-    with pytest.raises(ValueError, match="scenes test 0: str is no image"):
+    with pytest.raises(ValueError, match="scenes test 0: str is not an image"):
         model.generate_until([request(0, SETTINGS, clip)])
     with pytest.raises(ValueError, match="unknown model argument 'context'"):
         made(plugin, adapter=str(vlm_adapter), context=3)
