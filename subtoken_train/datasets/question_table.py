@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from subtoken_train.datasets.conversations import CONVERSATION_LISTS, checked_record, conversation_document, llava_form
+from subtoken_train.datasets.conversations import CONVERSATION_LISTS, checked_record, llava_form
 from subtoken_train.datasets.image_sources import PICTURE_SUFFIXES
 from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER, column_problem, has_media
 from subtoken_train.datasets.row_files import file_kind, files_of_set, opened, placed_rows
@@ -49,7 +49,6 @@ class OwnTable(NamedTuple):
     columns: str = ""  # what was read as what, in words; empty where the records came as conversations
     asked: str = ""  # the fixed question of captions
     unread: tuple[str, ...] = ()  # the other columns
-    no_document: str = ""  # why a conversation cannot be one document; empty where all can
 
 
 def read_own_table(path: Path, chosen: Mapping[str, str | None], asked: str | None = None) -> OwnTable:
@@ -112,16 +111,7 @@ def _named(column: str) -> str:
 def _conversations(rows: list[Placed]) -> OwnTable:
     pictured = any(_has_pictures(row) for _, row in rows)
     records = [OwnRecord(checked_record(row, place, as_document=not pictured), place) for place, row in rows]
-    problem = "" if pictured else next(filter(None, map(_no_document, records)), "")
-    return OwnTable(records, no_document=problem)
-
-
-def _no_document(record: OwnRecord) -> str:
-    try:
-        conversation_document(record.row)
-    except ValueError as error:
-        return f"{record.place}: {error}"
-    return ""
+    return OwnTable(records)
 
 
 def _has_pictures(row: dict[str, Any]) -> bool:
