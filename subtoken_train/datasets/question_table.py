@@ -133,8 +133,7 @@ def _unread(rows: list[Placed], names: Sequence[str], read: set[str | None]) -> 
 def _text_table(path: Path, rows: list[Placed], names: list[str], text: str) -> OwnTable:
     for kind in ("image", "answer"):
         if (other := _found(_NAMES[kind], names)) is not None:
-            both = f"has a column {text!r} and, as for questions, {_named(other)} ({kind})"
-            raise ValueError(f"{path} {both}: name them (--question-column, --answer-column), or remove one")
+            raise ValueError(f"{path} has columns {text!r} and {_named(other)} ({kind}): name them, or remove one")
     unread = _unread(rows, names, {text})
     return OwnTable([], [_cell(row, text, place) for place, row in rows], text, unread=unread)
 

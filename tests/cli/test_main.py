@@ -198,7 +198,7 @@ def test_what_needs_no_tensors_loads_no_torch(tmp_path):
 
 LISTED = "'subtoken-train fit --config FILE --help' lists the keys and their types"
 BAD_INPUT = {
-    "init no": ({"no/a.bin": "x"}, "1 .bin; save texts as .txt, or add pictures and a table of questions, then: "),
+    "init no": ({"no/a.bin": "x"}, "1 .bin; add texts, or pictures and a table, then: "),
     "init line": ({"line/a.txt": "one line"}, "too few different documents (1), three at least; add some, then: "),
     "init absent": ({"absent/a.csv": "file,caption\nx.png,a dog\n"}, "1 of 1 images are not in absent (first: 'x.png'"),
     "init blank": ({"blank/a.csv": "question,answer\n,x\n"}, "line 2: column 'question' is empty; fill it, or drop"),
