@@ -261,8 +261,7 @@ class DuoCalibrator(Calibrator):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.sinks + self.recent >= self.context_length:
-            whole = f"hold a whole context of {self.context_length} tokens; raise context_length"
-            raise ValueError(f"duo_attention sinks={self.sinks} and recent={self.recent} {whole}")
+            raise ValueError(f"duo_attention sinks and recent hold a whole context of {self.context_length} tokens")
 
     def check(self, backbone: CompressedBackbone) -> None:
         super().check(backbone)

@@ -28,7 +28,7 @@ from subtoken_train.resources import find_recipe
 from subtoken_train.training.checkpoints import incomplete, newest_complete, state_path
 from subtoken_train.training.module import adapter_config
 from subtoken_train.training.preflight import check_bytes, lay_out, nominal_prompt
-from subtoken_train.training.run_checkpoints import RunCheckpoints, RunStopped
+from subtoken_train.training.run_checkpoints import RunStopped
 from subtoken_train.training.run_folder import RunFolder
 from subtoken_train.training.strategies import check_fit, check_parts, shares_weights
 from subtoken_train.training.trained_tensors import check_resumable, finished_parts, trained_shapes
@@ -55,7 +55,6 @@ def run_fit(cli: RecipeCLI) -> int:
         if code or not trainer.is_global_zero:
             return code
         try:
-            _stand_again(cli, folder)
             adapter = export(cli, cli.output_dir, None if destination is None else destination.repo_id)
         except BaseException:
             _say_where_to_go_on(cli, folder, f"{PROGRAM}: the adapter could not be written")
@@ -235,16 +234,6 @@ def _open_run(cli: RecipeCLI, resume: Path | None, folder: RunFolder) -> None:
     if folder.aside is not None:
         print(folder.said(), file=sys.stderr)
     cli.save_recipe(cli.output_dir / RECIPE_FILE)
-    trainer: Any = cli.trainer
-    for callback in trainer.callbacks:
-        if isinstance(callback, RunCheckpoints):
-            callback.on_whole = lambda: _stand_again(cli, folder)
-
-
-def _stand_again(cli: RecipeCLI, folder: RunFolder) -> None:
-    if folder.remake():
-        cli.save_recipe(cli.output_dir / RECIPE_FILE)
-        print(f"{cli.output_dir} was removed while the run wrote to it; its recipe is written again", file=sys.stderr)
 
 
 def train(cli: RecipeCLI, resume: Path | None, folder: RunFolder) -> int:
@@ -289,9 +278,8 @@ def _say_where_to_go_on(cli: RecipeCLI, folder: RunFolder, reason: str) -> None:
     print(f"\n{reason}", file=sys.stderr)
     if not cli.trainer.is_global_zero:
         return
-    if cli.output_dir.is_dir():
-        _stand_again(cli, folder)
-    if newest := newest_complete(cli.output_dir / "checkpoints"):
+    newest = newest_complete(cli.output_dir / "checkpoints")
+    if newest and (cli.output_dir / RECIPE_FILE).is_file():  # somebody may have removed the folder
         command = f"subtoken-train fit --config {shell_words(cli.output_dir / RECIPE_FILE)} --resume"
         print(f"last good checkpoint: {newest}\ncontinue with: {command}", file=sys.stderr)
     else:

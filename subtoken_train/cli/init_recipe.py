@@ -17,6 +17,7 @@ from PIL import Image
 from subtoken_train.artifact.hub import check_fetched
 from subtoken_train.datasets.chats import ChatLimits, iterate_chats
 from subtoken_train.datasets.collate import encode
+from subtoken_train.datasets.conversations import conversation_document
 from subtoken_train.datasets.own_data import OwnData
 from subtoken_train.datasets.record_format import image_names, record_id, said_turns
 from subtoken_train.datasets.records import Record, turns_of
@@ -268,8 +269,9 @@ def _text_band(data: OwnData, chosen: Chosen, out: Path) -> tuple[dict[str, Any]
     tokenizer = _tokenizer_at_hand(chosen.path)
     if as_records and (tokenizer is None or tokenizer.chat_template):
         return {**sources, **_chat_sizes(data, chosen), "batch_size": batch, "seed": 0}, len(data.splits["train"])
-    if data.no_document:
-        raise ValueError(data.no_document)
+    if as_records:
+        for rows in data.splits.values():
+            list(map(conversation_document, rows))  # which says what cannot be one
     texts, tokens = {key: said(data, split) for key, split in _SOURCES.items()}, dict[str, int]()
     for key, each in texts.items():  # where the tokenizer is not on this machine, four characters are one
         ids = tokenizer and tokenizer(each, add_special_tokens=False, verbose=False)["input_ids"]

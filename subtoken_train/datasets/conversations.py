@@ -63,8 +63,7 @@ def llava_form(row: Any, as_document: bool = False) -> Any:
         text, names = _content(content, number)
         own_names += names
         if not isinstance(role, str) or role not in _SPEAKERS:
-            got = role if isinstance(role, str) else shown(role)
-            raise ValueError(f"message {number}: {unknown_name('role', got, _SPEAKERS)}")
+            raise ValueError(f"message {number}: {unknown_name('role', str(role), _SPEAKERS)}")
         turn = {"from": _SPEAKERS[role], "value": text}
         _check_text(turn, number, asked)
         asked = asked or turn["from"] == "human"

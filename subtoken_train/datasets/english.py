@@ -4,7 +4,6 @@ Topics quote each other, so a paragraph is used once, where it comes first; what
 out, and white space is collapsed.
 """
 
-import hashlib
 import json
 import lzma
 from functools import lru_cache
@@ -15,7 +14,6 @@ from subtoken_train.errors import unknown_name
 from subtoken_train.resources import resource
 
 SNAPSHOT = "data/english/topics.json.xz"
-SNAPSHOT_SHA256 = "00cd729de8406210fa9746b150851489cf11d5e122db4d1ca8a626f17b4be639"
 SPLITS = ("train", "dev", "test")
 _FILES = FolderKind("a folder of English text", "subtoken-train data english")
 _HELD_OUT = {7: "dev", 9: "test"}  # last digit of a document's place; the rest is for training
@@ -25,10 +23,7 @@ _SHORTEST = 6  # words of a paragraph that counts as prose
 @lru_cache(maxsize=1)
 def topics() -> dict[str, str]:
     """Return topic names and texts of the snapshot, sorted by name."""
-    packed = resource(SNAPSHOT).read_bytes()
-    if (found := hashlib.sha256(packed).hexdigest()) != SNAPSHOT_SHA256:
-        raise ValueError(f"{SNAPSHOT} has the SHA-256 {found}, not {SNAPSHOT_SHA256}; restore the committed file")
-    texts: dict[str, str] = json.loads(lzma.decompress(packed))
+    texts: dict[str, str] = json.loads(lzma.decompress(resource(SNAPSHOT).read_bytes()))
     return texts
 
 

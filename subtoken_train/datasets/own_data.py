@@ -24,7 +24,6 @@ from subtoken_train.errors import clipped, refuse
 
 TABLES = (".csv", ".tsv", ".json", ".jsonl", *COLUMNAR)
 TEXTS = (".txt", ".md")
-MAX_FILES = 2_000_000
 ENOUGH = 30  # documents; fewer are cut
 SHARE, MOST_HELD = 0.1, 1000  # of pictures, questions or texts for dev and test each, and the most of them
 SPLITS = ("train", "dev", "test")
@@ -43,7 +42,6 @@ class OwnData:
     kind: str
     splits: dict[str, list[dict[str, Any]]]
     found: tuple[str, ...]
-    no_document: str = ""
 
 
 def read_own(
@@ -95,9 +93,7 @@ def look_into(folder: Path) -> OwnFolder:
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; name the folder that holds it, and the file with --table")
     found: dict[str, list[str]] = defaultdict(list)
-    for number, name in enumerate(_names(folder)):
-        if number >= MAX_FILES:
-            raise ValueError(f"{folder} holds more than {MAX_FILES:,} files; name a folder that holds the data alone")
+    for name in _names(folder):
         found[_group(name)].append(name)
     images, tables, texts, about = (tuple(sorted(found.pop(kind, ()))) for kind in ("images", "tables", "texts", ""))
     kinds = Counter({kind: len(names) for kind, names in found.items()})
@@ -237,7 +233,7 @@ def _table_data(own: OwnFolder, name: str, read: OwnTable, seed: int, show: Call
         )
     split = _split(_groups(records, same), seed, "pictures" if names else "questions", own.path)
     rows = {part: [record.row for record in chosen] for part, chosen in split.items()}
-    return OwnData("images" if names else "conversations", rows, tuple(filter(None, found)), read.no_document)
+    return OwnData("images" if names else "conversations", rows, tuple(filter(None, found)))
 
 
 def _placed(own: OwnFolder, table: str, records: Sequence[OwnRecord]) -> list[OwnRecord]:

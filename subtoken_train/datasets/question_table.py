@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from subtoken_train.datasets.conversations import CONVERSATION_LISTS, checked_record, conversation_document, llava_form
+from subtoken_train.datasets.conversations import CONVERSATION_LISTS, checked_record, llava_form
 from subtoken_train.datasets.image_sources import PICTURE_SUFFIXES
 from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER, column_problem, has_media
 from subtoken_train.datasets.row_files import file_kind, files_of_set, opened, placed_rows
@@ -49,7 +49,6 @@ class OwnTable(NamedTuple):
     columns: str = ""  # what was read as what, in words; empty where the records came as conversations
     asked: str = ""  # the fixed question of captions
     unread: tuple[str, ...] = ()  # the other columns
-    no_document: str = ""  # why a conversation cannot be one document; empty where all can
 
 
 def read_own_table(path: Path, chosen: Mapping[str, str | None], asked: str | None = None) -> OwnTable:
@@ -112,16 +111,7 @@ def _named(column: str) -> str:
 def _conversations(rows: list[Placed]) -> OwnTable:
     pictured = any(_has_pictures(row) for _, row in rows)
     records = [OwnRecord(checked_record(row, place, as_document=not pictured), place) for place, row in rows]
-    problem = "" if pictured else next(filter(None, map(_no_document, records)), "")
-    return OwnTable(records, no_document=problem)
-
-
-def _no_document(record: OwnRecord) -> str:
-    try:
-        conversation_document(record.row)
-    except ValueError as error:
-        return f"{record.place}: {error}"
-    return ""
+    return OwnTable(records)
 
 
 def _has_pictures(row: dict[str, Any]) -> bool:
@@ -143,8 +133,7 @@ def _unread(rows: list[Placed], names: Sequence[str], read: set[str | None]) -> 
 def _text_table(path: Path, rows: list[Placed], names: list[str], text: str) -> OwnTable:
     for kind in ("image", "answer"):
         if (other := _found(_NAMES[kind], names)) is not None:
-            both = f"has a column {text!r} and, as for questions, {_named(other)} ({kind})"
-            raise ValueError(f"{path} {both}: name them (--question-column, --answer-column), or remove one")
+            raise ValueError(f"{path} has columns {text!r} and {_named(other)} ({kind}): name them, or remove one")
     unread = _unread(rows, names, {text})
     return OwnTable([], [_cell(row, text, place) for place, row in rows], text, unread=unread)
 

@@ -188,8 +188,7 @@ def kept_rows(generate: Callable[[], Iterator[dict[str, Any]]], columns: Mapping
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
-        place = f"{config.HF_DATASETS_CACHE} lies on a file system without locks"
-        raise ValueError(f"{place}; name another cache: export HF_DATASETS_CACHE=FOLDER") from None
+        raise ValueError(f"{config.HF_DATASETS_CACHE} takes no locks; export HF_DATASETS_CACHE=FOLDER") from None
     except pa.ArrowInvalid as error:
         kept = config.HF_DATASETS_CACHE
         raise ValueError(f"rows kept below {kept} cannot be read ({error}); delete {kept}/generator") from None

@@ -61,8 +61,7 @@ def start_warm(compressed: CompressedBackbone) -> None:
     calibration = read_calibration(bank.config.warm_start, KVzap.name, TokenScorers)
     check_calibration(calibration, family)
     if calibration.numbers.hidden:
-        two = "holds nets of two layers, and a linear router starts as one linear map"
-        raise ValueError(f"warm_start {bank.config.warm_start} {two}: calibrate kvzap again")
+        raise ValueError(f"warm_start {bank.config.warm_start} holds nets of two layers; a linear router has one")
     for selector, net in zip(bank.selectors, calibration.numbers.nets, strict=True):
         assert isinstance(selector, LinearRouter)
         selector.start_from(*net)

@@ -72,8 +72,7 @@ def mixed_hidden(family: Family, embeds_BND: Tensor, position: Tensor, mix: Head
     """Hidden states after the last layer's norm, [B, N, D], of a pass whose heads are mixed; dropout is off."""
     decoder = family.decoder
     if any(family.windows):
-        why = "has sliding windows, and alphas of heads are learned over whole contexts"
-        raise ValueError(f"{decoder.config.model_type} {why}; use another eviction, or no calibration")
+        raise ValueError(f"{decoder.config.model_type} has sliding windows, and alphas are learned over whole contexts")
     back = partial(setattr, decoder.config, "_attn_implementation", decoder.config._attn_implementation)
     with undoing(back), evaluation_mode(decoder):
         decoder.config._attn_implementation = NAME

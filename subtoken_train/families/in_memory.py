@@ -70,8 +70,7 @@ def _check_processor(family: type[Family], model: Any, processor: Any) -> None:
             raise ValueError(f"{given}; {family.name} sees images and needs its whole processor (AutoProcessor)")
         tokenizer, token, expected = processor.tokenizer, processor.image_token, int(model.config.image_token_id)
         if (found := tokenizer.convert_tokens_to_ids(token)) != expected:
-            reads = f"and the model reads token {expected}; give the processor published with the model"
-            raise ValueError(f"the processor writes {token!r} for an image, token {found}, {reads}")
+            raise ValueError(f"the processor's image token {token!r} is {found}, and the model reads token {expected}")
     rows = model.get_input_embeddings().num_embeddings
     if (highest := max(tokenizer.get_vocab().values(), default=0)) >= rows:
         raise ValueError(f"the tokenizer writes tokens up to {highest} and the model knows {rows}; give its own one")

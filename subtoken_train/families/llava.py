@@ -86,8 +86,7 @@ class LlavaFamily(Family):
         if statistics is None:
             return VisualStates(list(tokens_ITC))
         if not has_cls or indices[-1] == 0:
-            found = f"vision_feature_layer {chosen}, strategy {config.vision_feature_select_strategy!r}"
-            raise ValueError(f"a tower's reducer needs a layer past the embeddings, strategy 'default'; found: {found}")
+            raise ValueError("a tower's reducer needs a layer past the embeddings, and the strategy 'default'")
         whole = statistics == "unsplit"
         number = len(tower.encoder.layers) - 1 if whole else indices[-1] - 1
         layer = tower.encoder.layers[number]

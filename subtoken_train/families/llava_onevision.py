@@ -48,8 +48,7 @@ class LlavaOnevisionFamily(Family):
         super().__init__(model, processor)
         config = model.config
         if config.vision_config.model_type != "siglip_vision_model" or config.vision_feature_select_strategy != "full":
-            found = f"{config.vision_config.model_type}, strategy {config.vision_feature_select_strategy!r}"
-            raise ValueError(f"llava_onevision is read with a SigLIP tower, all of whose patches stay; found: {found}")
+            raise ValueError("llava_onevision is read with a SigLIP tower whose patches all stay (strategy 'full')")
         self.layout = TileLayout.of(config, int(config.vision_aspect_ratio.removeprefix("anyres_max_")))
 
     def is_visual(self, ids: Tensor) -> Tensor:
@@ -109,8 +108,7 @@ class LlavaOnevisionFamily(Family):
             made["image_sizes"] = torch.tensor([row[1:] for _, row in images])
             made["batch_num_images"] = torch.tensor([len(images)])
         if len(lengths := {len(own) for own in videos}) > 1:
-            counts = " and ".join(map(str, sorted(lengths)))
-            raise ValueError(f"videos of {counts} frames in one prompt; they must be as many: sample as many of each")
+            raise ValueError(f"videos of {sorted(lengths)} frames in one prompt; sample as many of each")
         return made | ({"pixel_values_videos": torch.stack(videos)} if videos else {})
 
     def image_bytes(self) -> int:

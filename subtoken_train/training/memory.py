@@ -169,8 +169,7 @@ def checkpoint_bytes(parts: CompressedBackbone, optimizer: OptimizerName) -> tup
 def check_strategy(quantization: str, strategy: Any) -> None:
     """Raise ``ValueError`` if a strategy would share out weights that are held in 4 or 8 bits."""
     if quantization != "none" and isinstance(strategy, str) and _DIVIDED.get(strategy, 0) == 3:
-        shares = f"trainer.strategy {strategy} divides the weights, which quantization {quantization!r} does not allow"
-        raise ValueError(f"{shares}; use ddp or zero2, or model.backbone.quantization: none")
+        raise ValueError(f"trainer.strategy {strategy} cannot divide weights in {quantization}; use ddp or zero2")
 
 
 def _held(parts: CompressedBackbone, step: Step) -> Iterator[tuple[str, int]]:

@@ -144,8 +144,8 @@ class RandomState(Callback):
             torch.cuda.set_rng_state(state["cuda"])
 
 
-def write_checkpoint(trainer: L.Trainer, folder: Path, keep_last: int, on_whole: Callable[[], object]) -> None:
-    """Write the step's checkpoint, by all processes: whole, or an error of all; process 0 then calls ``on_whole``."""
+def write_checkpoint(trainer: L.Trainer, folder: Path, keep_last: int) -> None:
+    """Write the step's checkpoint, by all processes: whole, or an error of all."""
     step, strategy = trainer.global_step, trainer.strategy
     partial = folder / f"step-{step}{checkpoints.PARTIAL}"
     _on_first(trainer, folder, lambda: checkpoints.begin(folder, step))
@@ -164,7 +164,6 @@ def write_checkpoint(trainer: L.Trainer, folder: Path, keep_last: int, on_whole:
         if failure is not None:
             raise failure
         checkpoints.seal(partial, marker)
-        on_whole()
         checkpoints.keep_newest(folder, keep_last)
 
     _on_first(trainer, folder, finish)
@@ -196,7 +195,6 @@ class RunCheckpoints(Checkpoint):
         for name, value in (("every_n_train_steps", every_n_train_steps), ("keep_last", keep_last)):
             check_range(f"checkpoint.{name}", value, 1, MAX_COUNT)
         self.folder, self.every, self.keep_last = Path(folder), every_n_train_steps, keep_last
-        self.on_whole: Callable[[], object] = lambda: None  # by process 0, before older checkpoints go
         self._signals, self._broken = StopSignals(), torch.zeros((), dtype=torch.bool)
         self._step_before = self._saved_step = 0
         self._inside_window = self._stop_held = False
@@ -269,7 +267,7 @@ class RunCheckpoints(Checkpoint):
     def save(self, trainer: L.Trainer) -> None:
         """Write the checkpoint of this step, unless it is there; all processes call it."""
         if trainer.global_step != self._saved_step:
-            write_checkpoint(trainer, self.folder, self.keep_last, self.on_whole)
+            write_checkpoint(trainer, self.folder, self.keep_last)
             self._saved_step = trainer.global_step
 
     def _leave(self, trainer: L.Trainer, number: int) -> None:

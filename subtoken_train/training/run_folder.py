@@ -139,16 +139,6 @@ class RunFolder:
         self._marker = RunMarker.new()
         self._marker.write(self._real)
 
-    def remake(self) -> bool:
-        """Make, mark and lock the run's folder again where somebody removed it; return whether it was so."""
-        if self._marker is None or (self._real / MARKER_FILE).is_file():
-            return False
-        self._real.mkdir(parents=True, exist_ok=True)
-        if not (self._real / LOCK_FILE).exists():
-            self._locks.append(lock_run(self._real, 0))
-        self._marker.write(self._real)
-        return True
-
     def close(self, keep: bool) -> None:
         """Let go; without ``keep``, a run without a whole checkpoint goes, and the former one gets its name back."""
         if self._empty and not keep and not has_work(self._real):

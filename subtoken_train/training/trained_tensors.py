@@ -119,8 +119,7 @@ def check_resumable(checkpoint: Path, trainer: L.Trainer, here: dict[str, list[i
     """Compare a checkpoint with the run that wants to go on from it, and read its state through."""
     marker, state, kind = read_marker(checkpoint), checkpoint / STATE, type(trainer.strategy).__name__
     if kind != marker.strategy and not {kind, marker.strategy} <= _ONE_FILE:
-        other = f"was written by {marker.strategy} and cannot be read by {kind}"
-        raise ValueError(f"{checkpoint} {other}; resume with the trainer.strategy that wrote it")
+        raise ValueError(f"{checkpoint} was written by {marker.strategy} and cannot be read by {kind}; use that one")
     if state.is_dir() and trainer.world_size != marker.world_size:
         parts = f"holds the parts of {marker.world_size} process(es), this run has {trainer.world_size}"
         raise ValueError(f"{checkpoint} {parts}; resume with as many as wrote it")

@@ -236,7 +236,7 @@ def test_a_system_text_that_is_not_learnt_is_judged_by_how_the_backbone_learns(t
     rows = [{"messages": [told, *({"role": role, "content": text} for role, text in talk)]} for talk in talks]
     (tmp_path / "mine/chat.json").write_text(json.dumps(rows))
     line = refused(capsys, "init", "mine")
-    assert line.startswith("mine/chat.json, record '0': a message is not to be learnt")
+    assert line.startswith("a message is not to be learnt")
     assert line.endswith("drop it, or use a backbone with a template")
     assert not (tmp_path / "mine_subtoken").exists()
     inits(capsys, "mine", "--backbone", "chat")

@@ -341,7 +341,7 @@ REFUSED = [
     (lambda _: asked(Compression(build_eviction("snapkv"), 0.5)), "'snapkv' does not go with budget 'bytes'"),
     (lambda _: asked(Compression(key_channels=0.5)), "key_channels=0.5 does not go with budget 'bytes'"),
     (lambda _: warmed("phi3"), r"calibration of kvzap was made on .* this backbone is another one"),
-    (lambda _: warmed(hidden=5), "nets of two layers, and a linear router starts as one linear map"),
+    (lambda _: warmed(hidden=5), "nets of two layers; a linear router has one"),
     (lambda p: start_warm(of(warm_start=str(p / "none.json"))(p)), "is not a file; 'subtoken-train calibrate kvzap'"),
     (lambda p: start_warm(of(warm_start=short(p))(p)), "has nets for 2 layers of 2 heads, and the backbone 3 of 2"),
 ]

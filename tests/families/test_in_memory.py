@@ -158,7 +158,7 @@ PROCESSORS = {
     "a whole processor": (text_family, build_processor, "is a LlavaProcessor; a language model needs its tokenizer"),
     "a larger vocabulary": (text_family, build_tokenizer, r"writes tokens up to \d+ and the model knows 90"),
     "a tokenizer": (next_family, build_tokenizer, "llava_next sees images and needs its whole processor"),
-    "another placeholder": (None, other_token, r"writes 'bee' for an image, token \d+, and the model reads token 4"),
+    "another placeholder": (None, other_token, r"image token 'bee' is \d+, and the model reads token 4"),
 }
 
 

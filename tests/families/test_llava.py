@@ -215,11 +215,11 @@ def test_what_is_no_processors_output_is_refused(family, change, message):
 
 
 def test_videos_of_unequal_length_in_one_prompt_are_refused(family):
-    with pytest.raises(ValueError, match=r"videos of 2 and 3 frames in one prompt; .* sample as many of each"):
+    with pytest.raises(ValueError, match=r"videos of \[2, 3\] frames in one prompt; sample as many of each"):
         inputs_of(family, "what moves?", [video(3), video(2)])
 
 
 def test_another_tower_is_refused(family):
     family.model.config.vision_feature_select_strategy = "default"
-    with pytest.raises(ValueError, match=r"with a SigLIP tower, all of whose patches .* 'default'"):
+    with pytest.raises(ValueError, match=r"with a SigLIP tower whose patches all stay"):
         LlavaOnevisionFamily(family.model, family.processor)

@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +13,6 @@ import pytest
 from subtoken_train.cli.main import main
 from subtoken_train.training import checkpoints
 from subtoken_train.training.run_folder import MARKER_FILE
-from tests.support.commands import refused
 from tests.support.helpers import interrupted_fit, last_state
 from tests.support.run_folders import adapter_tensors, content, same_tensors
 from tests.support.sampling import sampled
@@ -63,29 +61,6 @@ def test_a_new_run_takes_the_name_of_the_old_one(tiny_run, finished, capsys, tor
             assert len((finished / "logs" / f"samples-rank{process}.jsonl").read_text().splitlines()) == 3
     assert (rank(finished), beside(finished)) == (4, ["run.1"])
     assert same(finished.with_name("run.1"), old)
-
-
-@pytest.mark.parametrize("step", [1, 2])
-def test_a_run_whose_folder_was_removed_can_be_resumed(tiny_run, tmp_path, capsys, monkeypatch, step):
-    """Before a checkpoint, and after the last one that stands: what fit says next is what can be done."""
-    run, begin = tmp_path / "run", checkpoints.begin
-
-    def removed(folder, at):
-        if at == step:
-            shutil.rmtree(run)
-        return begin(folder, at)
-
-    monkeypatch.setattr(checkpoints, "begin", removed)
-    every = ("--checkpoint.every_n_train_steps=1", "--trainer.max_steps=3")
-    assert main(tiny_run(*every)) == 2  # its logger misses its file
-    said = capsys.readouterr().err
-    assert f"{run} was removed while the run wrote to it; its recipe is written again" in said
-    assert f"last good checkpoint: {run / 'checkpoints' / f'step-{step}'}" in said
-    assert f"continue with: subtoken-train fit --config {run / 'recipe.yaml'} --resume" in said
-    monkeypatch.undo()
-    assert "holds a run; pass --overwrite, --resume" in refused(capsys, *tiny_run(*every))
-    assert main(["fit", "--config", str(run / "recipe.yaml"), "--resume"]) == 0
-    assert last_state(run)["global_step"] == 3
 
 
 def test_ctrl_c_keeps_both_runs_and_says_where(tiny_run, finished, capsys):
