@@ -1,19 +1,16 @@
 """Names that lead to code: built in, of other packages, and import paths of earlier versions."""
 
 import importlib
-import re
 import shutil
 import sys
 
 import pytest
 
-from subtoken_train import evictions, reducers
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evaluation.tasks import TASKS
 from subtoken_train.evictions import EVICTIONS, WRAPPERS
 from subtoken_train.families import FAMILIES
 from subtoken_train.moved import MOVED
-from subtoken_train.reducers import REDUCERS
 from subtoken_train.registry import Registry
 from subtoken_train.routing import SELECTORS
 from subtoken_train.training.loss import LOSSES
@@ -156,11 +153,3 @@ def test_a_method_s_own_module_of_earlier_versions_is_that_of_its_class(old, mon
 def test_a_name_that_never_was_is_still_refused():
     with pytest.raises(ModuleNotFoundError, match=r"subtoken_train\.evaluation\.results\.nothing"):
         importlib.import_module("subtoken_train.evaluation.results.nothing")
-
-
-@pytest.mark.parametrize(("room", "table"), [(evictions, EVICTIONS), (evictions, WRAPPERS), (reducers, REDUCERS)])
-def test_a_room_says_in_which_file_each_method_is(room, table):
-    items = " ".join(room.__doc__.split()).split(" - ")
-    for place in table.builtin.values():
-        module, _, name = place.partition(":")
-        assert any(f"``{module}.py``" in item and re.search(rf"\b{name}\b", item) for item in items), place

@@ -322,7 +322,11 @@ def with_pages(blocks: list[Block], reading: PageReading) -> list[Block]:
         forced_RP = ~chosen_RM[:, : number * size].reshape(block.num_rows, number, size).all(-1)
         if number * size == part.entries:
             forced_RP[:, -1:] = True  # the latest entries; a page that is begun holds them otherwise
-        count_R = _page_counts(reading, rows_R, chosen_RM, forced_RP)
+        free_R = (~forced_RP).sum(-1)
+        always_R = chosen_RM.sum(-1) - free_R * size  # of those it chooses among; only forced pages hold others
+        spare_R = (reading.budget_B[rows_R] - always_R).clamp(min=0) // size
+        begun = int(part.entries > number * size)
+        count_R = (number - free_R + spare_R).clamp(min=reading.least - begun).clamp(max=number)
         for count in sorted(set(count_R.tolist())):
             own_R = (count_R == count).nonzero()[:, 0]
             all_alike = len(own_R) == block.num_rows
@@ -333,12 +337,3 @@ def with_pages(blocks: list[Block], reading: PageReading) -> list[Block]:
                 own.pages = PageIndex(size, count, by_page.amin(3), by_page.amax(3), forced_RP[own_R])
             paged.append(own)
     return paged
-
-
-def _page_counts(reading: PageReading, rows_R: Tensor, chosen_RM: Tensor, forced_RP: Tensor) -> Tensor:
-    pages, size = forced_RP.shape[1], reading.size
-    free_R = (~forced_RP).sum(-1)
-    always_R = chosen_RM.sum(-1) - free_R * size  # of those it chooses among; pages that are not forced hold no others
-    spare_R = (reading.budget_B[rows_R] - always_R).clamp(min=0) // size
-    begun = int(chosen_RM.shape[1] > pages * size)
-    return (pages - free_R + spare_R).clamp(min=reading.least - begun).clamp(max=pages)

@@ -1,16 +1,4 @@
-"""KV eviction methods; a new one is a class and a line in ``EVICTIONS`` or ``WRAPPERS``.
-
-Which file holds which, by what it reads:
-
-- ``snapkv.py``, the prompt's last rows: SnapKV, PyramidKV, CAKE, HeadKV, SparseMM.
-- ``h2o.py``, all rows: H2O, LookM, MEDA, Elastic, PrefixKV.
-- ``queries.py``, one row, the question, each step, all queries, queries to come: TOVA, Finch, QuestSteps, QFilter,
-  ExpectedAttention.
-- ``vision.py``, text that looks at pictures: AirCache, VLCache, TGVKV.
-- ``kvzip.py`` and ``kvcompose.py``, the context said again: KVzip, KVzap; KVCompose.
-- ``duo_attention.py``, which heads or layers look far: DuoAttention, SimLayerKV.
-- ``keys.py``, no attention: StreamingLLM, RandomEviction, KNorm, KeyDiff, LagKV, CUR, Compactor.
-- ``wrappers.py``, around others: Ada, CriticalKV, ChunkKV, PerLayer, Pooled.
+"""KV eviction methods; a new one is a class and a line in ``EVICTIONS`` or ``WRAPPERS``, which name each one's file.
 
 They score; ``base.py`` (``Eviction.keep``) turns scores into what stays, ``budgets.py`` divides a budget.
 """

@@ -303,7 +303,9 @@ def received(view: View, rows_BN: Tensor, weight_BN: Tensor | None = None) -> Te
 
 def released_scores(view: View) -> Scores:
     """As the released code scores, see ``TGVKV``."""
-    before_BN, visual_BN = image_parts(view.regions_BN)
+    visual_BN = view.regions_BN == Region.VISUAL
+    started_BN, going_on_BN = visual_BN.cumsum(-1) > 0, visual_BN.flip(-1).cumsum(-1).flip(-1) > 0
+    before_BN, visual_BN = (view.entries_BN & part_BN & going_on_BN for part_BN in (~started_BN, started_BN))
     rows_BN = task_rows(view.regions_BN)
     from_text_BN = received(view, rows_BN)
     visual_score_BN = received(view, rows_BN, text_weights(from_text_BN, rows_BN))
@@ -312,14 +314,6 @@ def released_scores(view: View) -> Scores:
     vision_B = from_text_BN.masked_fill(~visual_BN, 0.0).sum(-1)
     first_BN = view.entries_BN & (view.entries_BN.cumsum(-1) <= FIRST)
     return Scores(scores_BN[:, None], first_BN | last_marked(view.entries_BN, LAST), vision_B)
-
-
-def image_parts(regions_BN: Tensor) -> tuple[Tensor, Tensor]:
-    """Entries before the first visual entry, and those from there to the last, each bool [B, N]."""
-    entries_BN, visual_BN = regions_BN != Region.PADDING, regions_BN == Region.VISUAL
-    started_BN = visual_BN.cumsum(-1) > 0
-    going_on_BN = visual_BN.flip(-1).cumsum(-1).flip(-1) > 0
-    return entries_BN & ~started_BN & going_on_BN, entries_BN & started_BN & going_on_BN
 
 
 def text_weights(received_BN: Tensor, rows_BN: Tensor) -> Tensor:

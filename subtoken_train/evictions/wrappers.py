@@ -149,9 +149,7 @@ def chunk_ranks(scores_BhN: Tensor, competes_BN: Tensor, protected_BN: Tensor, l
     rank_BN = rank_BC.repeat_interleave(length, -1)[:, :rows].masked_fill(~competes_BN.gather(-1, packed_BN), rows)
     order_BN = score_BN.sort(dim=-1, descending=True, stable=True).indices
     order_BN = order_BN.gather(-1, rank_BN.gather(-1, order_BN).sort(dim=-1, stable=True).indices)
-    return torch.empty_like(order_BN).scatter_(
-        -1, packed_BN.gather(-1, order_BN), torch.arange(rows, device=order_BN.device).expand_as(order_BN)
-    )
+    return packed_BN.gather(-1, order_BN).argsort(-1)
 
 
 ROWS = 1024  # of entries that are projected together, so that no [N, D] stands in memory

@@ -14,10 +14,7 @@ def rank_candidates(scores_BN: Tensor, candidates_BN: Tensor) -> Tensor:
     """
     lowest = torch.finfo(torch.float32).min  # a candidate that scores -inf still comes before what is none
     scores = scores_BN.float().clamp(min=lowest).masked_fill(~candidates_BN, -torch.inf)
-    order_BN = scores.sort(dim=-1, descending=True, stable=True).indices
-    return torch.empty_like(order_BN).scatter_(
-        -1, order_BN, torch.arange(scores.shape[-1], device=scores.device).expand_as(order_BN)
-    )
+    return scores.sort(dim=-1, descending=True, stable=True).indices.argsort(-1)
 
 
 def keep_best(scores_BN: Tensor, candidates_BN: Tensor, count_B: Tensor) -> Tensor:

@@ -218,7 +218,10 @@ def _columns(block: Block, part: BlockPart, stretch: int, held: list[object]) ->
     if flags is None:
         flags, piece_bit = pack_bits(stored_flags(values)), torch.arange(len(piece_bit), device=piece_bit.device).int()
         held += [flags, piece_bit]
-    starts = _starts(unpack_bits(flags, part.entries), piece_bit, values.offsets, stretch)
+    padded = torch.nn.functional.pad(unpack_bits(flags, part.entries), (0, -part.entries % stretch))
+    counts_RSJ = padded.view(*padded.shape[:2], -1, stretch).sum(-1)
+    before_RPJ = (counts_RSJ.cumsum(-1) - counts_RSJ).index_select(1, piece_bit)
+    starts = (before_RPJ + values.offsets.view(len(padded), -1, 1)).int()  # the first piece that each stretch stores
     held.append(starts)
     return (
         dict.fromkeys(Field, (0, 0))
@@ -231,15 +234,6 @@ def _columns(block: Block, part: BlockPart, stretch: int, held: list[object]) ->
             Field.STARTS: of_rows(starts),
         }
     )
-
-
-def _starts(flags_RSM: Tensor, piece_bit: Tensor, offsets: Tensor, stretch: int) -> Tensor:
-    """Return the number of the first piece that each stretch stores, int32 [R, P, J]."""
-    padded = torch.nn.functional.pad(flags_RSM, (0, -flags_RSM.shape[-1] % stretch))
-    counts_RSJ = padded.view(*padded.shape[:2], -1, stretch).sum(-1)
-    before_RPJ = (counts_RSJ.cumsum(-1) - counts_RSJ).index_select(1, piece_bit)
-    starts_RPJ: Tensor = (before_RPJ + offsets.view(len(flags_RSM), -1, 1)).int()
-    return starts_RPJ
 
 
 def _slots(

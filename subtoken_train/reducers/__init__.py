@@ -1,13 +1,6 @@
-"""Token reducers with their settings; a new one is a class and a line in ``REDUCERS``.
+"""Token reducers; a new one is a class and a line in ``REDUCERS``, which names each one's file.
 
-Which file holds which, by the place where tokens leave:
-
-- ``tower.py``, in the vision tower: VisionZip, FasterVLM, VisPruner, PruMerge.
-- ``embeds.py``, before layer 0: DivPrune, CDPruner, DART, EVS, VidCom2; RandomReducer, UniformReducer, NoReducer.
-- ``staged.py``, FastV, before layer 0 too, and cuts between layers: PyramidDrop, FitPrune; ``sparsevlm.py``: SparseVLM.
-- ``contexts.py``, a text's context: Quest, and an eviction's scores.
-
-They score. Scores become a mask of what stays in ``base.py`` (``keep_ranked``), and ``engine/compressed_backbone.py``
+They score. ``keep_ranked`` (``base.py``) turns scores into a mask of what stays; ``engine/compressed_backbone.py``
 leaves the other rows out.
 """
 

@@ -164,7 +164,8 @@ def _piece_fits(cell: Cell) -> bool:
     kv_heads = 4 if cell.get("family") == "llava" else 2
     groups, kept = map(int, cell["groups"].split("/"))
     width = 16 if cell["layout"] == "per_head" else 16 * kv_heads
-    return groups == kept or gcd(width // groups, 16) % per_code == 0
+    whole = groups == kept and cell.get("budget") not in BYTE_POOLS
+    return whole or gcd(width // groups, 16) % per_code == 0
 
 
 def _eviction_fits(cell: Cell) -> bool:
