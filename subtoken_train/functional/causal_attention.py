@@ -55,10 +55,9 @@ def fused_kernels(query_BHqd: Tensor, key_BhKd: Tensor, value_BhKd: Tensor, mask
 
 
 def shared_heads(query_BHqd: Tensor, key_BhKd: Tensor, value_BhKd: Tensor, masked: bool) -> tuple[Tensor, Tensor]:
-    """Keys and values as they are where a kernel shares them, else each once for every query head that reads it."""
+    """Keys and values as they are where flash takes the call, else each once for every query head that reads it."""
     shares = query_BHqd.shape[1] // key_BhKd.shape[1]
-    reads = query_BHqd.device.type == "cpu" and not torch.is_grad_enabled()  # without a backward pass
-    if shares == 1 or reads or "flash" in fused_kernels(query_BHqd, key_BhKd, value_BhKd, masked):
+    if shares == 1 or "flash" in fused_kernels(query_BHqd, key_BhKd, value_BhKd, masked):
         return key_BhKd, value_BhKd
     key, value = (x[:, :, None].expand(-1, -1, shares, -1, -1).flatten(1, 2) for x in (key_BhKd, value_BhKd))
     return key, value

@@ -115,10 +115,14 @@ class OneShape:
         self.written.fill_(cache.layers[0].tail_length)
         cache.next_position = self.position.copy_(cache.next_position)
         self.first_B.copy_(self.position[..., 0] - cache.layers[0].tail_length)
-        cache.shape, self.holds = self, weakref.ref(cache)
+        cache.shape, self.holds = self, weakref.ref(cache, self._forget)
         for held, layer in zip(self.layers, cache.layers, strict=True):
             held.take(layer)
             layer.written = self.written
+
+    def _forget(self, _: object) -> None:
+        for held in self.layers:  # a cache that is gone keeps no entries
+            held.own = None
 
     def release(self, cache: PackedCache) -> None:
         """Let the cache move out, with what is its own; it is an ordinary cache again, whose tails grow."""

@@ -56,7 +56,7 @@ def captures(monkeypatch):
     return made
 
 
-def compare(cell: StepCell, tokens: int, bound: float = 3e-5, expected: int | None = None) -> None:
+def compare(cell: StepCell, tokens: int, bound: float = 1e-4, expected: int | None = None) -> None:
     """Captured steps beside plain ones on another cache of the same prompts; then both go on plainly."""
     backbone, plain, token_B1 = cell.filled()
     _, caught, _ = cell.filled()
@@ -76,7 +76,7 @@ def compare(cell: StepCell, tokens: int, bound: float = 3e-5, expected: int | No
 
 
 def bound_of(cell: StepCell) -> float:
-    return 0.05 if cell.cell.get("precision") == "bf16" else 3e-5
+    return 0.05 if cell.cell.get("precision") == "bf16" else 1e-4
 
 
 @sampled("cell", DRAWN, every=20, ids=lambda cell: "-".join(cell.values()).replace("/", "k"))
@@ -116,7 +116,7 @@ def test_a_compiled_step_is_one_graph_for_all_tokens(name, backend, captures, mo
     assert len(made) == 1
 
 
-@pytest.mark.parametrize("name", ["beams", "cuts", "processors", "stops"])
+@pytest.mark.parametrize("name", ["beams", "cuts", "processors", "penalties"])
 def test_generate_says_the_same_from_captured_steps(name, captures, monkeypatch):
     model = model_of(eviction="own_sets")
     given = inputs_of(model) | settings_of(model) | {"max_new_tokens": 12} | SERVED_CALLS[name]
