@@ -14,6 +14,7 @@ from making.kinds import CONTEXT_KIND, EVICTION_KINDS, REDUCER_KINDS, WRAPPER_KI
 from making.originals import beside_original
 from subtoken_train.evictions import EVICTIONS, WRAPPERS
 from subtoken_train.evictions.base import Eviction
+from subtoken_train.evictions.kvzip import TrainedGates
 from subtoken_train.families import FAMILIES
 from subtoken_train.families.family import Family, check_served
 from subtoken_train.reducers import REDUCERS, build_reducer
@@ -155,7 +156,8 @@ def methods_page() -> str:
     ):
         parts.append(f"\n## {title}\n\n| method | what it is |\n|---|---|\n")
         parts += [f"| **{kind.title}** | {kind.when} |\n{_in_short(methods, kind.names)}" for kind in kinds]
-    return "".join([*parts, SELECTORS_WORDS, _in_short(SELECTORS, SELECTORS)])
+    gates = _in_short({"budget: delayed": TrainedGates}, ["budget: delayed"])
+    return "".join([*parts, SELECTORS_WORDS, _in_short(SELECTORS, SELECTORS), gates])
 
 
 def _in_short(methods: Mapping[str, type], names: Iterable[str]) -> str:

@@ -142,7 +142,9 @@ def anchor_settings(cli: RecipeCLI) -> dict[str, Any]:
     all_bytes = " and byte_share = 1" if routing.budget == "bytes" else ""
     groups = f"the recipe keeps all {routing.num_groups} groups (kept_groups = num_groups{all_bytes})"
     tokens = "reducer 'none' keeps every token, and an anchor must drop some to have the recipe's bytes"
+    gates = "gates keep more of one prompt and less of another, so that no anchor has their bytes"
     refuse(
+        (routing.budget == "delayed", f"{gates}; compare at the size that is measured"),
         (not routing.drops, f"{groups}, so it has no anchor; it is a token-only arm itself"),
         (reducer.name == "none", f"{tokens}; choose its reducer with --model.reducer.name"),
     )

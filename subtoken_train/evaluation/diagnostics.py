@@ -62,8 +62,10 @@ def diagnose(backbone: CompressedBackbone, batches: Iterable[Batch]) -> Diagnosi
     """Run batches of prompts, of any size, through a routed arm in evaluation mode, and count."""
     if backbone.bank is None:
         raise ValueError("a token-only arm routes nothing, so there is nothing to diagnose; use a routed adapter")
-    if backbone.bank.config.budget == "bytes":
-        raise ValueError("budget 'bytes' drops keys, too, which Figure 1 does not show; use another budget's adapter")
+    if (budget := backbone.bank.config.budget) in ("bytes", "delayed"):
+        raise ValueError(
+            f"budget {budget!r} drops keys, too, which Figure 1 does not show; use another budget's adapter"
+        )
     found = [_count(backbone, backbone.bank, batch) for batch in batches]
     if not any(int(each.rank_tokens_R.sum()) for each in found):
         raise ValueError("none of the prompts has a token to route (no image?); choose other --data")

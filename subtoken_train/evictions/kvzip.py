@@ -301,9 +301,9 @@ class TrainedGates(Eviction):
 
     def __init__(self, logits: Callable[[int, Tensor], Tensor]) -> None:
         """``logits``: from a layer and what it reads, [B, N, D], to its gates' logits, [B, h, N] in fp32."""
-        object.__setattr__(self, "_logits", logits)
+        vars(self)["logits"] = logits
 
     def score(self, view: View) -> Scores:
-        logits_BhN: Tensor = vars(self)["_logits"](view.layer, view.input_BND)  # no setting, so no field
+        logits_BhN: Tensor = vars(self)["logits"](view.layer, view.input_BND)  # no setting, so no field
         scores = after_carried(view, logits_BhN.to(view.key_BhNd.device))
         return Scores(scores, torch.zeros_like(view.entries_BN), carried=scores)

@@ -224,7 +224,7 @@ def test_what_is_longer_than_every_is_refused():
         ({"every": 0}, "eviction_every=0 must be a whole number of at least 1"),
         ({"every": True}, "eviction_every=True must be a whole number"),
         ({"every": 11}, "eviction_every=11 is more than the budget, eviction_keep=10 tokens; use 10 or less"),
-        ({"eviction": None, "keep": 1.0, "unit": "fraction"}, "eviction_every=4 needs an eviction method"),
+        ({"eviction": None, "keep": 1.0, "unit": "fraction"}, "eviction_every=4 needs an .* or an adapter with gates"),
         (
             {"eviction": build_eviction("knorm")},
             "'knorm' with these settings cannot evict .*streaming_llm, h2o",
@@ -235,7 +235,7 @@ def test_what_is_longer_than_every_is_refused():
 def test_what_cannot_be_is_refused(settings, words):
     given = {"eviction": build_eviction("h2o"), "keep": 10, "unit": "tokens", "every": 4}
     with pytest.raises(ValueError, match=words):
-        Compression(**(given | settings))
+        Compression(**(given | settings)).check(text_family())
 
 
 def method_that(reads, asks, rows=1):

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 
+from subtoken_train import SubTokenModel
 from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
@@ -119,3 +120,26 @@ def test_a_conversation_that_the_template_refuses_stops_in_words(recipe, backbon
             said = capsys.readouterr()
             assert "record 'b7': the tokenizer's chat template cannot be filled: no system here" in said.err
             assert "Traceback" not in said.err
+
+
+GATES = {"num_groups": 1, "kept_groups": 1, "budget": "delayed", "byte_share": 0.5, "window": 8, "balance_weight": 20.0}
+
+
+@pytest.mark.filterwarnings("ignore:.*no token ends an answer")
+def test_gates_train_and_their_adapter_decodes(recipe, corpus, tmp_path, capsys):
+    """The gates alone move; the share of closed ones rises; the adapter evicts by itself, in the prompt and after."""
+    frozen = {"optimizer": {"learning_rate": 0.0, "router_learning_rate": 1.0}, "reducer": {"name": "none"}}
+    argv = [*recipe(routing=GATES, data=corpus, loss="full_cache", **frozen), "--trainer.max_steps=12"]
+    assert main(["check", *argv, "--offline"]) == 0
+    assert "gates of heads, 50% of them open in the end, delay 8" in capsys.readouterr().out.replace(".0", "")
+    assert main(["fit", *argv, "--trainer.log_every_n_steps=1"]) == 0
+    (metrics,) = (tmp_path / "run").rglob("metrics.csv")
+    closed = [float(row["train/closed"]) for row in csv.DictReader(metrics.open()) if row.get("train/closed")]
+    assert closed[-1] > closed[0] + 0.1
+    model = SubTokenModel.from_pretrained(tmp_path / "run" / "adapter", eviction_every=4)
+    ids = model.tokenizer(" ".join(documents("dev")[:2]), return_tensors="pt").input_ids[:, :200]
+    model.generate(ids, context_length=180, max_new_tokens=12)
+    assert model.last.cache.evictor.evictions > 0
+    assert 0 < model.cache_report().realised_fraction < 1
+    said = refused(capsys, "check", *argv, "--offline", "--model.routing.window=64", reports=True)
+    assert said.endswith("window 64, is no shorter than the context of 64 tokens, so no entry would go")
