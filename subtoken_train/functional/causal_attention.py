@@ -211,7 +211,8 @@ def delayed_attention(
     """
     rows, columns = query_BHqd.shape[2], key_BhKd.shape[2]
     key, value = shared_heads(query_BHqd, key_BhKd, value_BhKd, masked=True)
-    parts, seen, device = [], Seen(places_BN), query_BHqd.device
+    parts: list[Tensor] = []
+    seen, device = Seen(places_BN), query_BHqd.device
     for start in range(0, rows, block):
         stop = min(start + block, rows)
         first, end = columns - rows + start, columns - rows + stop
