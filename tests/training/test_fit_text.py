@@ -14,6 +14,7 @@ from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.english import documents
 from subtoken_train.forks import undoing
 from tests.support.chats import CHATML, byte_level
+from tests.support.commands import refused
 from tests.support.helpers import moved_by_fit
 from tests.support.sampling import sampled
 from tests.support.text_families import DECODERS, NAMED
