@@ -98,11 +98,6 @@ def said_turns(row: dict[str, Any]) -> list[dict[str, Any]]:
     return [turn for turn in row["conversations"][:1] if turn["from"] == "system"] + used_turns(row)
 
 
-def text_length(row: dict[str, Any]) -> int:
-    """Count the characters of its turns, without placeholders and the white space around them."""
-    return sum(len(without_placeholders(row, message["value"])) for message in used_turns(row))
-
-
 def record_problem(row: Any, as_document: bool = False) -> str | None:
     """Return what is wrong with a record in LLaVA's form and what to do about it; ``as_document``: marks are text."""
     if not isinstance(row, dict) or not isinstance(row.get("conversations"), list) or not row["conversations"]:

@@ -163,7 +163,7 @@ def _described(path: Path) -> Iterator[dict[str, Any]]:
         frames = [frame for video in videos if not isinstance(video, str) for frame in video]
         yield {
             "row": json.dumps(row, ensure_ascii=False),
-            "characters": form.text_length(row),
+            "characters": sum(len(form.without_placeholders(row, turn["value"])) for turn in form.used_turns(row)),
             "pictures": len(form.image_names(row)) + len(videos),
             "videos": len(videos),
             "images": [*form.image_names(row), *folders, *frames],

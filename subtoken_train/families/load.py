@@ -103,7 +103,8 @@ def check_whole(model: Any, path: str) -> None:
 def check_on_one_device(model: Any, what: str) -> None:
     """Raise ``ValueError`` if a model is spread and ``what`` needs it on one device."""
     if is_spread(model):
-        raise ValueError(f"{what} needs a backbone on one device, and this one is spread over several; name cuda:0")
+        instead = "name a device (cuda:0), quantise the backbone, or train with fsdp2 or deepspeed"
+        raise ValueError(f"{what} needs a backbone on one device, and this one is spread over several; {instead}")
 
 
 def load_family(config: BackboneConfig, reducer: Reducer | None = None, memory: dict[int, int] | None = None) -> Family:

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from huggingface_hub import constants, get_session
 
 from subtoken_train.errors import SubTokenWarning
 
-_PATIENCE, _ATTEMPTS, _PAUSE = 5.0, 2, 0.5  # seconds, tries, seconds
+_PATIENCE = 10.0  # seconds
 
 
 @dataclass
@@ -52,16 +51,11 @@ def _ask() -> None:
     if _answer.asked or constants.is_offline_mode():
         return
     _answer.asked = True
-    for attempt in range(_ATTEMPTS):
-        try:
-            get_session().head(constants.ENDPOINT, timeout=_PATIENCE)
-        except httpx2.TransportError as error:
-            reason = f"no answer from {constants.ENDPOINT} ({type(error).__name__}: {error})"
-            if attempt + 1 < _ATTEMPTS:
-                time.sleep(_PAUSE)
-        else:
-            return
-    _answer.reason = reason
+    try:
+        get_session().head(constants.ENDPOINT, timeout=_PATIENCE)
+        return
+    except httpx2.TransportError as error:
+        _answer.reason = f"no answer from {constants.ENDPOINT} ({type(error).__name__}: {error})"
     constants.HF_HUB_OFFLINE = True
     os.environ["HF_HUB_OFFLINE"] = "1"
     if "datasets.config" in sys.modules:  # it keeps a copy

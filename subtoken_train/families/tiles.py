@@ -171,11 +171,11 @@ class MergedTilesFamily(Family):
     def check_tiles(self, pixels: Tensor) -> None:
         """Raise ``ValueError`` unless pixels are tiles of the model's size."""
         if tuple(pixels.shape[1:]) != (3, self.side, self.side):
-            takes = f"this {self.name} takes {[3, self.side, self.side]}"
-            raise ValueError(f"tiles of {list(pixels.shape[1:])}: {takes}; use the processor of the same checkpoint")
+            raise ValueError(f"tiles of {list(pixels.shape[1:])}: {self.name} takes {[3, self.side, self.side]}")
 
     def check_count(self, tiles: int, tokens: int) -> None:
         """Raise ``ValueError`` unless as many tiles take as many image tokens."""
         if tiles * self.tile_tokens != tokens:
-            takes = f"{self.name} takes {self.tile_tokens} for each tile"
-            raise ValueError(f"{tokens} image tokens for {tiles} tiles: {takes}; {UNCUT}, made with the same images")
+            raise ValueError(
+                f"{tokens} image tokens for {tiles} tiles: {self.name} takes {self.tile_tokens} for each tile"
+            )

@@ -255,19 +255,19 @@ def cut_run(given, images):
 
 
 MADE_OTHERWISE = {
-    "internvl: half": ("internvl qwen2", halved, r"tiles of \[3, 32, 16\]: this internvl takes \[3, 32, 32\]"),
-    "internvl: fewer": ("internvl qwen2", fewer, "48 image tokens for 11 tiles: internvl takes 4 for each tile"),
+    "internvl: half": ("internvl qwen2", halved, r"tiles of \[3, 32, 16\]: internvl takes \[3, 32, 32\]"),
+    "internvl: fewer": ("internvl qwen2", fewer, "48 image tokens for 11 tiles: internvl takes 4 a tile"),
     "internvl: a run": ("internvl qwen2", cut_run, "11 image tokens for 3 tiles: internvl takes 4"),
     "idefics: flat": (
         "idefics3",
         lambda given, _: {"pixel_values": given["pixel_values"][0]},
         r"must be \[prompts, tiles, 3, height, width\]",
     ),
-    "idefics: half": ("smolvlm", halved, r"tiles of \[3, 32, 16\]: this smolvlm takes \[3, 32, 32\]"),
+    "idefics: half": ("smolvlm", halved, r"tiles of \[3, 32, 16\]: smolvlm takes \[3, 32, 32\]"),
     "idefics: a tile of zeros": (
         "idefics3",
         lambda given, _: {"pixel_values": given["pixel_values"].index_fill(1, torch.tensor(0), 0)},
-        "28 image tokens for 6 tiles: .* takes 4 for each tile",
+        "28 image tokens for 6 tiles: .* takes 4 a tile",
     ),
     "idefics: a mask": ("idefics3", hidden, "pixel_attention_mask hides a part of a tile"),
     "mistral: sizes": (
