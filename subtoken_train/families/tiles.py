@@ -176,6 +176,4 @@ class MergedTilesFamily(Family):
     def check_count(self, tiles: int, tokens: int) -> None:
         """Raise ``ValueError`` unless as many tiles take as many image tokens."""
         if tiles * self.tile_tokens != tokens:
-            raise ValueError(
-                f"{tokens} image tokens for {tiles} tiles: {self.name} takes {self.tile_tokens} for each tile"
-            )
+            raise ValueError(f"{tokens} image tokens for {tiles} tiles: {self.name} takes {self.tile_tokens} a tile")
