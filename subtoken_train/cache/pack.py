@@ -325,7 +325,7 @@ def with_pages(blocks: list[Block], reading: PageReading) -> list[Block]:
         free_R = (~forced_RP).sum(-1)
         always_R = chosen_RM.sum(-1) - free_R * size  # of those it chooses among; only forced pages hold others
         spare_R = (reading.budget_B[rows_R] - always_R).clamp(min=0) // size
-        begun = int(part.entries > number * size)
+        begun = int(chosen_RM.shape[1] > number * size)
         count_R = (number - free_R + spare_R).clamp(min=reading.least - begun).clamp(max=number)
         for count in sorted(set(count_R.tolist())):
             own_R = (count_R == count).nonzero()[:, 0]
