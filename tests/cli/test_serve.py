@@ -25,7 +25,7 @@ MODEL = ["--backbone", "checkpoints/tiny-llama"]
     [
         (["--queue", "0"], "--queue 0 must be at least 1"),
         (["--timeout", "0"], "--timeout is 0.0; it must be 1 to 86,400"),
-        (["--contexts", "nowhere"], "--contexts nowhere is no folder"),
+        (["--contexts", "nowhere"], "--contexts nowhere is not a folder"),
         (["--allow-eviction", "knrm"], "unknown eviction of --allow-eviction 'knrm'. Did you mean 'knorm'?"),
         (["--allow-keep", "0.1,0.5"], "--allow-keep needs --allow-eviction NAMES"),
         (["--allow-eviction", "knorm", "--allow-keep", "0.5"], "--allow-keep 0.5 must be two shares"),
