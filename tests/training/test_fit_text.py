@@ -132,7 +132,7 @@ def test_gates_train_and_their_adapter_decodes(recipe, corpus, tmp_path, capsys)
     frozen = {"optimizer": {"learning_rate": 0.0, "router_learning_rate": 1.0}, "reducer": {"name": "none"}}
     argv = [*recipe(routing=GATES, data=corpus, loss="full_cache", **frozen), "--trainer.max_steps=12"]
     assert main(["check", *argv, "--offline"]) == 0
-    assert "gates of heads, 50% of them open in the end, delay 8" in capsys.readouterr().out.replace(".0", "")
+    assert re.search(r"gates of heads, 50[.0]* ?% of them open in the end, delay 8", capsys.readouterr().out)
     assert main(["fit", *argv, "--trainer.log_every_n_steps=1"]) == 0
     (metrics,) = (tmp_path / "run").rglob("metrics.csv")
     closed = [float(row["train/closed"]) for row in csv.DictReader(metrics.open()) if row.get("train/closed")]
