@@ -154,6 +154,9 @@ def advice(report: Report) -> str:
     most = _ALIKE * share_of(arms["trained"], task) if "trained" in arms else 1.0
     others = [arm for name, arm in arms.items() if name not in ("trained", "full") and share_of(arm, task) <= most]
     scored = [(score.value, arm) for arm in others if (score := score_of(arm, [task])) is not None]
+    if not scored:  # gates may close more than they were trained to
+        kept = f"{100 * share_of(arms['trained'], task):.1f} % of the bytes"
+        return f"the trained router keeps {kept}, and no other arm as little: see the table"
     sign = -1 if reads else 1  # of those that score alike, the smallest
     _, best = min(scored, key=lambda each: (sign * each[0], share_of(each[1], task)))
     ours, other = (arms["trained"], best) if "trained" in arms else (best, arms["full"])
