@@ -34,7 +34,7 @@ METHODS_HEAD = """# Methods
 
 <!-- made by `python docs/generate.py` from docstrings -->
 
-Each method has one name in recipes, grids, commands and `SubTokenModel`. A bold row says when to take the kind below.
+Each method has one name in recipes, grids, commands and `SubTokenModel`. Bold rows say when to take the kind below.
 Settings and papers: the site's reference. [What to take first](choosing.md).
 """
 SELECTORS_WORDS = """
