@@ -33,7 +33,7 @@ def figure(record: Mapping[str, Any]) -> Figure:
         means = {kind: float(scores[kinds == place].mean()) for kind, place in places.items()}
         arms[name] = {kind: Estimate(mean, None, None, None, 0) for kind, mean in means.items()}
     cells = {kind: cell for kind in places if (cell := cell_of(kind)) is not None}
-    return map_chart(KindScores("needle_map", tuple(places), arms, tuple(arms)), cells, {name: name for name in arms})
+    return map_chart(KindScores("needle_map", tuple(places), arms), cells, {name: name for name in arms})
 
 
 def _cells(record: Mapping[str, Any]) -> list[tuple[int, float]]:

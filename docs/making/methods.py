@@ -32,15 +32,15 @@ KINDS_HEAD = """
 """
 METHODS_HEAD = """# Methods
 
-<!-- made by `python docs/generate.py` from the methods' docstrings; edit those -->
+<!-- made by `python docs/generate.py` from docstrings -->
 
-Each method has one name in recipes, grids, commands and `SubTokenModel`, and they compound. A bold row says when to
-take one of the kind below it. Settings and papers are in the site's reference. [What to take first](choosing.md).
+Each method has one name in recipes, grids, commands and `SubTokenModel`. Bold rows say when to take the kind below.
+Settings and papers: the site's reference. [What to take first](choosing.md).
 """
 SELECTORS_WORDS = """
 ## Selectors of value groups
 
-Recipes train the first three. The others are controls without training:
+The first three are trained; the others are controls:
 `SubTokenModel(model, tokenizer, groups=(16, 12), selector="value_norm")`.
 
 | method | what it is |

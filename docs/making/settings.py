@@ -43,13 +43,10 @@ def arguments_page() -> str:
 
 
 def own_router_page() -> str:
-    """Return the page about one's own router and loss with the files of the example package."""
-    files = [FOLDER / "example_package" / "more_methods" / f"{name}.py" for name in ("low_rank", "focal")]
-    shown = [
-        f"`more_methods/{file.name}`:\n\n<!-- shows -->\n```python\n{file.read_text(encoding='utf-8')}```\n"
-        for file in files
-    ]
-    return _filled("own_router.md", "\n".join(shown))
+    """Return the page about one's own router and loss with the router's file of the example package."""
+    file = FOLDER / "example_package" / "more_methods" / "low_rank.py"
+    shown = f"`more_methods/{file.name}`:\n\n<!-- shows -->\n```python\n{file.read_text(encoding='utf-8')}```\n"
+    return _filled("own_router.md", shown)
 
 
 def serving_page() -> str:
