@@ -1,7 +1,7 @@
 """Conversations in a tokenizer's own chat template: the text, its parts, and what assistants say in it.
 
-A template is somebody else's program, which runs in transformers' sandbox. What looks like a special token in a content
-is text: a rendered text is for ``tokenise``.
+A template is somebody else's program: it runs in transformers' sandbox, for at most ``MAX_STEPS`` of its lines and
+``MAX_WRITTEN`` characters. What looks like a special token in a content is text: a rendered text is for ``tokenise``.
 
 Where a message stands is never searched for by its words. The conversation is rendered once more with marks around each
 content that no text can hold; without them that rendering must be the conversation, and so the marks' places are the
@@ -9,10 +9,12 @@ content's. A template that strips contents or their thoughts sees marks inside o
 """
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import product
+from types import FrameType
 from typing import Any
 
 import jinja2
@@ -23,6 +25,8 @@ from subtoken_train.families.literal_marks import hidden_specials, special_place
 from subtoken_train.types import Asked, RenderedPrompt, Turn
 
 Message = Mapping[str, str]
+MAX_STEPS = 5_000_000  # A few seconds; long conversations take some ten thousands
+MAX_WRITTEN = 10_000_000  # beside four times what is said
 _BEGIN, _END = "\udffe", "\udfff"
 _MARK = re.compile("([\udffe\udfff])([\udfe0-\udfe9]+)")
 _GENERATION = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
@@ -62,8 +66,10 @@ def _variables(template: str) -> set[str]:
 
 def filled_template(tokenizer: Any, messages: Sequence[Message], **options: Any) -> str:
     """Return messages as one text in a tokenizer's chat template; ``options``: of ``apply_chat_template``."""
-    with _filling():
+    with _bounded():
         text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, **options)
+        if len(text) > MAX_WRITTEN + 4 * sum(len(each["content"]) for each in messages):
+            raise ValueError(f"it writes {len(text):,} characters")
     return text
 
 
@@ -194,7 +200,7 @@ def _tags(template: str) -> tuple[str, ...]:
 
 
 def _parsed(template: str) -> nodes.Template:
-    with _filling():
+    with _bounded():
         return jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_GENERATION.sub("", template))
 
 
@@ -237,7 +243,7 @@ def _generated(tokenizer: Any, messages: Sequence[Message], **options: Any) -> l
     template = tokenizer.get_chat_template()
     if not _GENERATION.search(template):
         return None
-    with _filling():
+    with _bounded():
         _, (spans,) = render_jinja_template(
             conversations=[list(messages)],
             chat_template=template,
@@ -273,9 +279,24 @@ def _unwritten(role: str) -> ValueError:
 
 
 @contextmanager
-def _filling() -> Iterator[None]:
+def _bounded() -> Iterator[None]:
+    """Turn whatever a template raises into a ``ValueError``, and stop one after ``MAX_STEPS`` of its lines."""
+    left, before = MAX_STEPS, sys.gettrace()
+
+    def count(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename != "<template>":  # as jinja names what it compiles
+            return None
+        left -= 1
+        if left < 0:
+            raise RuntimeError(f"it does not end within {MAX_STEPS:,} steps")
+        return count
+
     try:
+        sys.settrace(count)
         yield
     except Exception as error:  # whatever a template raises
         words = " ".join(str(error).split())[:160] or type(error).__name__
         raise ValueError(f"the tokenizer's chat template cannot be filled: {words}") from error
+    finally:
+        sys.settrace(before)

@@ -1,5 +1,6 @@
 """Chats: formats of families as text and spans, LLaVA's modes, tokenizers' templates, and templates that fail."""
 
+import sys
 from functools import partial
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subtoken_train.datasets.collate import starts_within
+from subtoken_train.families import chat_template
 from subtoken_train.families.backbone_config import BackboneConfig, check_backbone
 from subtoken_train.families.chat_template import (
     asked_otherwise,
@@ -212,11 +214,14 @@ def test_only_variables_that_the_template_reads_are_given_to_it():
             checked_variables(tokenizer, variables)
 
 
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 REFUSED = {
     "raises": ("{{ raise_exception('roles must alternate') }}", TALK, "cannot be filled: roles must alternate"),
     "no system": (LLAMA2, [SYSTEM, *TALK], "cannot be filled: Only user and assistant roles"),
     "syntax": ("{% for %}", TALK, "cannot be filled"),
+    "without end": (ENDLESS, TALK, "cannot be filled: it does not end within 100,000 steps"),
     "itself": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", TALK, "cannot be filled"),
+    "too much": ("{{ 'ab' * 10000000 }}" + CHATML, TALK, "cannot be filled: it writes 20,000,"),
     "deaf": ("{{ bos_token }}hello", TALK, "does not write what the .* says"),
     "drops the system": (
         "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}",
@@ -228,10 +233,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_template_that_fails_is_one_message(name):
+def test_a_template_that_fails_is_one_message(name, monkeypatch):
+    monkeypatch.setattr(chat_template, "MAX_STEPS", 100_000)
     template, talk, words = REFUSED[name]
+    before = sys.gettrace()
     with pytest.raises(ValueError, match=f"^the tokenizer's chat template .*{words}"):
         rendered_conversation(tokenizer_of(template), talk)
+    assert sys.gettrace() is before
 
 
 USER = (
