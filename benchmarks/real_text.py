@@ -44,7 +44,7 @@ from subtoken_train.engine.attention import reading_packed
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evictions import build_eviction
 from subtoken_train.families.family import Family
-from subtoken_train.functional.moving import on_device
+from subtoken_train.functional.gather import on_device
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.inference.layer_packer import LayerPacker

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.cache.by_sample import select_part
-from subtoken_train.functional.moving import on_device
+from subtoken_train.functional.gather import on_device
 from subtoken_train.kernels.formats import MODEL, Format, Payload
 from subtoken_train.kernels.storage import Block, BlockPart, PageIndex, RoutedValues, pack_bits
 from subtoken_train.types import CutKeys, LayerPlan, Layout

@@ -17,7 +17,7 @@ from torch import Tensor
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.key_basis import BalancedBasis, KeyBasis, MirroredBasis
 from subtoken_train.errors import MAX_TOKENS, check_range
-from subtoken_train.functional.moving import on_device
+from subtoken_train.functional.gather import on_device
 from subtoken_train.kernels.formats import MODEL, Format, Part, Payload
 from subtoken_train.kernels.storage import Block, BlockPart, Fill, PageIndex, RoutedValues, pack_bits, unpack_bits
 

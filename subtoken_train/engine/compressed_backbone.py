@@ -31,9 +31,8 @@ from subtoken_train.engine.spans import Chunks, PromptObserver, RunningPass, run
 from subtoken_train.errors import refuse
 from subtoken_train.families.family import Family, check_reducer
 from subtoken_train.families.load import check_on_one_device
-from subtoken_train.functional.gather import take_rows
+from subtoken_train.functional.gather import on_device, take_rows
 from subtoken_train.functional.merging import joined_means
-from subtoken_train.functional.moving import on_device
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.ledger.kv_budget import KVBudget
 from subtoken_train.ledger.ledger import nominal_ledger

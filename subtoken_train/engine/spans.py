@@ -21,9 +21,8 @@ from subtoken_train.engine.modes import InputObserver, watching_inputs
 from subtoken_train.engine.prompt_pass import Rows, protected_rows
 from subtoken_train.families.family import Family
 from subtoken_train.functional.causal_attention import Seen
-from subtoken_train.functional.gather import take_rows
+from subtoken_train.functional.gather import on_device, take_rows
 from subtoken_train.functional.hashing import sample_seeds
-from subtoken_train.functional.moving import on_device
 from subtoken_train.reducers.base import PositionPolicy
 from subtoken_train.routing.bank import RoutingState
 from subtoken_train.types import Batch, Region

@@ -26,8 +26,8 @@ from subtoken_train.families.decoder import CACHE
 from subtoken_train.families.family import Family
 from subtoken_train.families.images import Picture, Video
 from subtoken_train.families.literal_marks import picture_marks, tokenise
+from subtoken_train.functional.gather import on_device
 from subtoken_train.functional.hashing import digest_tensor
-from subtoken_train.functional.moving import on_device
 from subtoken_train.inference import text_prompts as texts
 from subtoken_train.inference.answer_stream import AnswerStream, answer_text, pieces, same_autocast
 from subtoken_train.inference.batched import greedy_tokens

@@ -19,9 +19,8 @@ from subtoken_train.engine.prompt_pass import Rows, are_finite
 from subtoken_train.engine.second_pass import TaskRows, task_view
 from subtoken_train.evictions.thresholds import Older, ScoredPrompt, scale_of
 from subtoken_train.families.family import Family
-from subtoken_train.functional.gather import last_marked
+from subtoken_train.functional.gather import last_marked, on_device
 from subtoken_train.functional.groups import expand_group_mask
-from subtoken_train.functional.moving import on_device
 from subtoken_train.inference.compression import Compression
 from subtoken_train.ledger import kv_budget as kv
 from subtoken_train.reducers.base import Reducer

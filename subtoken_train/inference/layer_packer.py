@@ -22,11 +22,10 @@ from subtoken_train.cache.key_basis import BalancedBasis, KeyBasis, MirroredBasi
 from subtoken_train.cache.pack import Packing, RowCounts, pack_layer, read_counts
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import Rows
-from subtoken_train.functional.gather import last_marked, take_rows
+from subtoken_train.functional.gather import last_marked, on_device, take_rows
 from subtoken_train.functional.key_axes import BLOCK, key_energy, query_energy, query_lengths, turn_of
 from subtoken_train.functional.masks import fixed_mask
 from subtoken_train.functional.merging import merged
-from subtoken_train.functional.moving import on_device
 from subtoken_train.functional.rotary import Rotation
 from subtoken_train.inference.compression import Compression
 from subtoken_train.kernels.formats import FORMATS

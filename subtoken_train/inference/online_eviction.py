@@ -24,7 +24,7 @@ from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.errors import refuse
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.thresholds import Threshold
-from subtoken_train.functional.moving import on_device
+from subtoken_train.functional.gather import on_device
 from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.kernels.formats import FORMATS, Format
 from subtoken_train.kernels.storage import dense_values

@@ -18,8 +18,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from subtoken_train.cache.cache import PackedCache
-from subtoken_train.cache.joined import JoinedCache
+from subtoken_train.cache.cache import JoinedCache, PackedCache
 from subtoken_train.cache.pack import PageReading, with_pages
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
@@ -32,8 +31,7 @@ from subtoken_train.evictions.kvzip import TrainedGates
 from subtoken_train.evictions.thresholds import Threshold
 from subtoken_train.families.family import Family
 from subtoken_train.families.positions import position_bound, warn_beyond
-from subtoken_train.functional.gather import kept_index, take_rows
-from subtoken_train.functional.moving import on_device
+from subtoken_train.functional.gather import kept_index, on_device, take_rows
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.decode_step import captured_step, next_logits, run_step, warn_of_positions

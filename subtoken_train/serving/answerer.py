@@ -18,7 +18,7 @@ from torch import Tensor
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.documents import check_file_name, real_path
 from subtoken_train.families.positions import position_bound
-from subtoken_train.functional.moving import on_device
+from subtoken_train.functional.gather import on_device
 from subtoken_train.inference.answer_stream import AnswerStream
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.cache_report import warn_of_emptied

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from subtoken_train.errors import SubTokenWarning, panics_in_words, refuse
 from subtoken_train.families.family import Family
-from subtoken_train.functional.moving import on_device
+from subtoken_train.functional.gather import on_device
 from subtoken_train.inference.compressed_context import context_batches
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prefill import reader_of_question

@@ -21,7 +21,7 @@ from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.llava import LlavaFamily
 from subtoken_train.families.load import check_whole, is_spread, layout_family, load_family, spread_memory
 from subtoken_train.families.lora import LoraSettings
-from subtoken_train.functional.moving import on_device
+from subtoken_train.functional.gather import on_device
 from subtoken_train.inference import pool
 from subtoken_train.inference.batched import generate_batch
 from subtoken_train.inference.cache_report import account, report

@@ -16,7 +16,7 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine import attention
 from subtoken_train.evictions import build_eviction
 from subtoken_train.functional.causal_attention import fused_kernels
-from subtoken_train.functional.moving import on_device
+from subtoken_train.functional.gather import on_device
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import decode, prefill
 from subtoken_train.routing import RoutingConfig

@@ -12,7 +12,7 @@ from transformers import GenerationConfig, LogitsProcessorList
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.family import Family
-from subtoken_train.functional.moving import on_device
+from subtoken_train.functional.gather import on_device
 from subtoken_train.inference.batched import greedy_tokens
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.model import SubTokenModel
