@@ -24,7 +24,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from subtoken_train.cache.joined import JoinedLayer
+from subtoken_train.cache.cache import JoinedLayer
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.families.decoder import PREFIX
 from subtoken_train.forks import undoing

@@ -18,8 +18,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from subtoken_train.cache.cache import PackedCache
-from subtoken_train.cache.joined import JoinedCache
+from subtoken_train.cache.cache import JoinedCache, PackedCache
 from subtoken_train.cache.pack import PageReading, with_pages
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
