@@ -226,7 +226,7 @@ class JoinedLayer:
 
 
 class JoinedCache(Cache):  # type: ignore[misc]
-    """Appends a new token's states to each of several caches of one row, all of which may append now; copies nothing."""
+    """Appends a new token's states to each of several caches of one row, which may append; copies nothing."""
 
     def __init__(self, caches: Sequence[PackedCache]) -> None:
         super().__init__(layers=[])
