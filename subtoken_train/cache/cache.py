@@ -1,4 +1,7 @@
-"""A transformers ``Cache`` whose prompt is packed; lengths are those of the unreduced prompt. Legend: B batch."""
+"""A transformers ``Cache`` whose prompt is packed; lengths are those of the unreduced prompt.
+
+Legend: B batch, H query heads, h key-value heads, d head width.
+"""
 
 from __future__ import annotations
 
@@ -223,10 +226,7 @@ class JoinedLayer:
 
 
 class JoinedCache(Cache):  # type: ignore[misc]
-    """Caches of one row each, read as one by a step for all: each keeps its entries, tail and settings.
-
-    Nothing is copied or padded, so a row may join or leave between steps; all of them may append now.
-    """
+    """Caches of one row each, read as one by a step for all of them; nothing is copied, so rows join and leave."""
 
     def __init__(self, caches: Sequence[PackedCache]) -> None:
         super().__init__(layers=[])

@@ -63,7 +63,8 @@ def write_report(
     """Work out and write a report; an earlier one is written anew where nobody changed it and ``out`` was not named."""
     from subtoken_train.evaluation.reporting.report import make_report
 
-    files, written = {out / FILES[name]: name for name in formats}, _recorded(out)
+    content = read_json(out / _RECORD) if (out / _RECORD).is_file() else {}
+    files, written = {out / FILES[name]: name for name in formats}, content if isinstance(content, dict) else {}
     there = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.is_file() and not named}
     check_new([path for path in files if path not in there or there[path] != written.get(path.name)], overwrite)
     report = make_report(folders, counter("runs scored"))
@@ -114,8 +115,3 @@ def _summary(scores: ScoreTable) -> list[str]:
         lines.append([plain(row.arm.name), nominal_text(row.arm.facts), *values])
         lines.append(["", measured_text(row), *(x.value_text if isinstance(x, Estimate) else "" for x in apart)])
     return [scores.title, *aligned_columns(lines), words]
-
-
-def _recorded(folder: Path) -> dict[str, str]:
-    content = read_json(folder / _RECORD) if (folder / _RECORD).is_file() else {}
-    return content if isinstance(content, dict) else {}

@@ -115,11 +115,6 @@ DESCRIPTION_KINDS = ("describe", "list")
 KINDS = SHORT_KINDS + DESCRIPTION_KINDS
 
 
-def describe_scene(objects: Objects) -> str:
-    """Return the raster-order description, ``B3 red 7 C1 blue 2``."""
-    return " ".join(f"{item.place} {item.color_name} {item.digit}" for item in objects)
-
-
 def list_digits(objects: Objects) -> str:
     """Return every digit from 0 to 9 with colour and place, or ``none``: ``0 none 1 red B3 2 none ...``."""
     found = {item.digit: item for item in objects}
@@ -135,7 +130,8 @@ def ask(rng: np.random.Generator, objects: Objects, kind: str) -> tuple[str, str
         raise unknown_name("question kind", kind, KINDS)
     some = objects[int(rng.integers(len(objects)))]
     if kind in DESCRIPTION_KINDS:
-        return f"{kind} .", describe_scene(objects) if kind == "describe" else list_digits(objects)
+        described = " ".join(f"{item.place} {item.color_name} {item.digit}" for item in objects)  # B3 red 7 C1 blue 2
+        return f"{kind} .", described if kind == "describe" else list_digits(objects)
     return _QUESTIONS[kind](rng, objects, some)
 
 

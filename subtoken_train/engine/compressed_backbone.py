@@ -265,7 +265,7 @@ class CompressedBackbone(nn.Module):
                 below_BMD = run.hidden_BMD
                 self._run_stretch(run, stop - 1, stop)
             run.spans.append((start, stop, run.rows))
-            if cutting is not None and not cutting.keeps_all(stop):
+            if cutting is not None and (cutting.always or any(own[stop] != own[stop - 1] for own in cutting.counts)):
                 cutting.cut(run, stop, below_BMD)
             run.state, start = self._routing_state(run), stop
         self._run_stretch(run, start, depth)
@@ -319,10 +319,6 @@ class Cutting:
         self.prompt_BN = visible_BN & (places_N <= batch.rank_position_B[:, None])
         with torch.no_grad():
             self.raters_BN = reducer.raters(run.hidden_BMD, batch.regions_BN, self.prompt_BN)
-
-    def keeps_all(self, layer: int) -> bool:
-        """True if the cut before ``layer`` leaves nothing out."""
-        return not self.always and all(counts[layer] == counts[layer - 1] for counts in self.counts)
 
     def cut(self, run: RunningPass, layer: int, below_BMD: Tensor) -> None:
         """Drop the rows that ``layer`` will not see."""

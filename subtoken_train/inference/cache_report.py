@@ -259,11 +259,6 @@ def held_rows(windows: Sequence[int | None], regions_BN: Tensor) -> list[Tensor]
     return [held[size] for size in windows]
 
 
-def _shares_by_sample(cache: PackedCache) -> list[tuple[Share, ...]]:
-    shares_LB = [sample_shares(layer.blocks, layer.keys, layer.fill_bytes, layer.basis_bytes) for layer in cache.layers]
-    return list(zip(*shares_LB, strict=True))
-
-
 def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache: PackedCache) -> list[Outcome]:
     """Return the prompts of a cache right after they were put in, unanswered."""
     shape, plan, regions_BM = backbone.family.shape, opened.plan, opened.regions_BM
@@ -306,7 +301,8 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache
             decode_seconds=0.0,
         )
 
-    return list(starmap(outcome, enumerate(_shares_by_sample(cache))))
+    shares_LB = [sample_shares(layer.blocks, layer.keys, layer.fill_bytes, layer.basis_bytes) for layer in cache.layers]
+    return list(starmap(outcome, enumerate(zip(*shares_LB, strict=True))))
 
 
 def _region_counts(plan: LayerPlan, in_region_BM: Tensor, kv_heads: int) -> Tensor:
