@@ -176,7 +176,10 @@ def _images(given: Mapping[str, Tensor], layout: TileLayout) -> Pictures:
     pixels, sizes, counts = (given.get(name) for name in ("pixel_values", "image_sizes", "batch_num_images"))
     if pixels is None and sizes is None:
         return [], []
-    if pixels is not None and sizes is not None and pixels.dim() == 5 and _are_sizes(sizes):
+    whole = (
+        sizes is not None and sizes.dim() == 2 and sizes.shape[1] == 2 and len(sizes) and not sizes.is_floating_point()
+    )
+    if pixels is not None and sizes is not None and pixels.dim() == 5 and whole and bool((sizes > 0).all()):
         several = [False] * len(sizes)
         if counts is not None:
             several = [count != 1 for count in counts.tolist() for _ in range(count)]
@@ -187,11 +190,6 @@ def _images(given: Mapping[str, Tensor], layout: TileLayout) -> Pictures:
                 return [own[:count] for own, count in zip(pixels, tiles, strict=True)], rows
     others = "image_sizes [images, 2] and batch_num_images"
     raise ValueError(f"pixel_values must be [images, tiles, 3, height, width] with {others}; {UNCUT}")
-
-
-def _are_sizes(sizes: Tensor) -> bool:
-    whole = sizes.dim() == 2 and sizes.shape[1] == 2 and len(sizes) > 0 and not sizes.is_floating_point()
-    return whole and bool((sizes > 0).all())
 
 
 def _videos(given: Mapping[str, Tensor], layout: TileLayout) -> Pictures:

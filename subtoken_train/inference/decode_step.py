@@ -29,10 +29,8 @@ from subtoken_train.families.family import Family
 from subtoken_train.families.positions import position_bound, rotary_kind, warn_beyond
 from subtoken_train.kernels.row_table import FusedState, Workspace
 
-FEW = 8
-"""Fewer tokens of an answer are not worth a graph, whose making costs three steps."""
-KEPT = 4
-"""Graphs of a model that are kept, each with the room of its tails."""
+FEW = 8  # fewer tokens of an answer are not worth a graph, whose making costs three steps
+KEPT = 4  # graphs of a model that are kept, each with the room of its tails
 DEVICES = ("cuda",)
 SLOWLY = "step by step, because "
 _graphs: weakref.WeakKeyDictionary[nn.Module, list["CapturedStep"]] = weakref.WeakKeyDictionary()
@@ -83,11 +81,6 @@ def step_shape(cache: PackedCache, room: int) -> Hashable:
         states = tuple(layer.keys.shape[:2]), layer.keys.shape[3], layer.keys.dtype, layer.device
         layers.append((states, layer.tail_start_B is None, layer.reaches(room) and layer.window, basis, table))
     return room, tuple(cache.next_position.shape), tuple(layers)
-
-
-def tail_room(tokens: int) -> int:
-    """Return the places of the least room that holds so many tokens, 64 or twice as many, and so on."""
-    return max(64, 1 << (tokens - 1).bit_length())
 
 
 class OneShape:
@@ -246,7 +239,8 @@ def captured_step(backbone: CompressedBackbone, cache: PackedCache) -> CapturedS
         cache.way = f"{SLOWLY}{reason}"
         return None
     use_packed_attention(family.decoder.config)
-    room = tail_room(max(length + 1, min(length + cache.expected, RESERVED)))
+    wanted = max(length + 1, min(length + cache.expected, RESERVED))
+    room = max(64, 1 << (wanted - 1).bit_length())
     key = step_shape(cache, room), _weights(family)
     found = next((step for step in kept if step.key == key), None)
     if found is None:

@@ -187,7 +187,12 @@ def read_table(path: Path, columns: Sequence[str], delimiter: str = ",", header:
             if names is None:
                 raise ValueError(f"{path} is empty; {CUT_OFF}")
             check_columns(str(path), columns, names)
-            return [_table_row(place, names, cells) for place, cells in lines]
+            rows = []
+            for place, cells in lines:
+                if len(cells) != len(names):
+                    raise ValueError(f"{place}: {len(cells)} cells, but {len(names)} columns; {CUT_OFF}")
+                rows.append(FileRow(dict(zip(names, cells, strict=True)), place))
+            return rows
     except OSError:
         raise ValueError(f"{path} is missing or cannot be read; check the path") from None
     except UnicodeDecodeError as error:
@@ -207,12 +212,6 @@ def _cells(path: Path, reader: Reader) -> Iterator[tuple[str, list[str]]]:
             raise ValueError(f"{place}: holds a NUL character, so it is not text; {CUT_OFF}")
         if cells:
             yield place, cells
-
-
-def _table_row(place: str, names: list[str], cells: list[str]) -> FileRow:
-    if len(cells) != len(names):
-        raise ValueError(f"{place}: {len(cells)} cells, but {len(names)} columns; {CUT_OFF}")
-    return FileRow(dict(zip(names, cells, strict=True)), place)
 
 
 def parquet_files(folder: Path, split: str, config: str | None = None) -> list[Path]:
