@@ -8,12 +8,12 @@ import pytest
 from tests.support.places import ROOT
 
 CEILINGS = {
-    "lines of the package": 53_323,
+    "lines of the package": 53_322,
     "files of the package": 283,
-    "lines of tests": 57_813,
-    "lines of benchmark programs": 5_449,
-    "words of pages": 38_770,
-    "tracked megabytes": 24.1,
+    "lines of tests": 57_024,
+    "lines of benchmark programs": 5_443,
+    "words of pages": 38_744,
+    "tracked megabytes": 24.0,
 }
 """What there may be at most."""
 BESIDE = (".", "recipes", "data", "checkpoints", "benchmarks")

@@ -243,10 +243,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def offload(self, *_: Any) -> None:
         """Refuse what moves or chooses of one layer alone."""
-        raise ValueError(
-            "a packed cache stays on its device, and no layer is reordered alone; leave offloading out, and call the "
-            "methods of the cache"
-        )
+        raise ValueError("a layer is not moved or reordered alone; leave offloading out, call the methods of the cache")
 
     prefetch = reorder_cache = batch_select_indices = batch_repeat_interleave = offload
 
