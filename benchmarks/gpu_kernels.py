@@ -18,7 +18,7 @@ from benchmarks.shaped import HEAD_DIM, HEADS
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.text import TextFamily
-from subtoken_train.inference.decode_step import CapturedStep, tail_room
+from subtoken_train.inference.decode_step import CapturedStep
 from subtoken_train.inference.prefill import decode
 from subtoken_train.reducers import build_reducer
 
@@ -61,7 +61,7 @@ def graphed_steps(decoder: Decoder, entries: int, pairs: int) -> dict[str, Any]:
     if on_cuda(decoder.device):
         for name, cache in caches.items():
             cache.prepare()
-            steps[name] = CapturedStep(backbone, cache, name, tail_room(WARMUP + pairs))
+            steps[name] = CapturedStep(backbone, cache, name, WARMUP + pairs)
     turns = {name: partial(steps[name], decoder.token, cache) for name, cache in caches.items()}
     seconds = interleaved(turns, pairs, WARMUP)
     return {

@@ -11,7 +11,7 @@ dropped in silence. A refused field stops the file with the record's id and the 
 
 - **Obeyed.** A message with `loss: false` is read and not learnt: its tokens are context, and `preview` shows it as
   `masked`. `trainable`, `train`, `training`, `weight`, `loss_weight`, `loss_mask` and `loss_scale` with `false` or `0`
-  say the same. Only answers are learnt. A record of which no answer is learnt is refused.
+  say the same; all need a chat template. A record of which no answer is learnt is refused.
 - **Any other name is refused**, with the nearest name that is read (`sytem`: did you mean `system`?): preferences,
   tools, sound, boxes, pictures under other names, switches of single tokens.
 - **Passed over**: empty values (`null`, `""`, `[]`, `{}`), `metadata`, ids, sources, URLs, sizes, hashes and notes

@@ -278,8 +278,7 @@ def _say_where_to_go_on(cli: RecipeCLI, folder: RunFolder, reason: str) -> None:
     print(f"\n{reason}", file=sys.stderr)
     if not cli.trainer.is_global_zero:
         return
-    newest = newest_complete(cli.output_dir / "checkpoints")
-    if newest and (cli.output_dir / RECIPE_FILE).is_file():  # somebody may have removed the folder
+    if newest := newest_complete(cli.output_dir / "checkpoints"):
         command = f"subtoken-train fit --config {shell_words(cli.output_dir / RECIPE_FILE)} --resume"
         print(f"last good checkpoint: {newest}\ncontinue with: {command}", file=sys.stderr)
     else:

@@ -171,7 +171,8 @@ class MergedTilesFamily(Family):
     def check_tiles(self, pixels: Tensor) -> None:
         """Raise ``ValueError`` unless pixels are tiles of the model's size."""
         if tuple(pixels.shape[1:]) != (3, self.side, self.side):
-            raise ValueError(f"tiles of {list(pixels.shape[1:])}: {self.name} takes {[3, self.side, self.side]}")
+            takes = f"{self.name} takes {[3, self.side, self.side]}; use the processor of the same checkpoint"
+            raise ValueError(f"tiles of {list(pixels.shape[1:])}: {takes}")
 
     def check_count(self, tiles: int, tokens: int) -> None:
         """Raise ``ValueError`` unless as many tiles take as many image tokens."""

@@ -267,16 +267,16 @@ def uncaptured(backbone: CompressedBackbone, cache: PackedCache) -> str | None:
     family = backbone.family
     decoder = family.decoder
     devices = {family.device, *(each.device for each in chain(cache.layers, decoder.parameters()))}
+    hooks = chain.from_iterable((*m._forward_hooks.values(), *m._forward_pre_hooks.values()) for m in decoder.modules())
+    # those that transformers leaves once states were asked for do nothing in a step
+    hooked = any(getattr(each, "__module__", "") != "transformers.utils.output_capturing" for each in hooks)
     reasons = (
         (cache.evictor is not None, "eviction_every changes what is stored"),
         (family.length_dependent, f"{rotary_kind(decoder.rotary_emb)!r} positions are turned by what the host reads"),
         (len(devices) > 1, "the model lies on several devices"),
         (torch.is_autocast_enabled(family.device.type), "autocast holds its copies of weights for one block alone"),
         (any(type(each) is not PackedLayer for each in cache.layers), "every step is watched"),
-        (
-            any(each._forward_hooks or each._forward_pre_hooks for each in decoder.modules()),
-            "hooks of the model's modules run on the host",
-        ),
+        (hooked, "hooks of the model's modules run on the host"),
     )
     return next((words for there, words in reasons if there), None)
 

@@ -1,1 +1,1 @@
-"""An OpenAI-compatible server on compressed caches: requests, contexts that are kept, one answer at a time, HTTP."""
+"""An OpenAI-compatible server on compressed caches: requests, contexts that are kept, answers made together, HTTP."""

@@ -70,8 +70,6 @@ def test_huge_folders_and_columns_that_are_not_there(mine, capsys, monkeypatch):
     assert line == f"mine/questions.csv has no column 'antwort'; {listed}"
     monkeypatch.setattr(question_table, "MAX_BYTES", 100)
     assert "questions.csv has more than 100 bytes; a recipe reads" in refused(capsys, "init", "mine")
-    monkeypatch.setattr(own_data, "MAX_FILES", 5)
-    assert "mine holds more than 5 files" in refused(capsys, "init", "mine")
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,13 @@ def test_nothing_of_a_base_is_forgotten():
 
     That is: own ways to keep or read, and a wrapper as a context reducer, whose settings ``evenly`` says.
     """
-    public = {key for key in vars(Eviction) if not key.startswith("_")} - {"keep", "reads", "pages", "evenly"}
+    public = {key for key in vars(Eviction) if not key.startswith("_")} - {
+        "keep",
+        "reads",
+        "pages",
+        "evenly",
+        "decides",
+    }
     assert public <= {*vars(Wrapper), *vars(around("ada", build_eviction("knorm")))}
 
 
