@@ -10,7 +10,7 @@ from tests.support.places import ROOT
 CEILINGS = {
     "lines of the package": 53_322,
     "files of the package": 283,
-    "lines of tests": 57_028,
+    "lines of tests": 57_031,
     "lines of benchmark programs": 5_443,
     "words of pages": 38_734,
     "tracked megabytes": 24.0,
