@@ -280,7 +280,7 @@ _MEANT = {
     r"tool|function": "tool calls are not trained; drop the record, or its tools",
     r"chosen|rejected|preferred": "preferences are not trained; write the answer to learn as the last message",
 }
-"""What to do about names that other trainers read."""
+"""Says what to do about names that other trainers read."""
 _NUMBER = re.compile(r"[-+]?\d*\.?\d+(e[-+]?\d+)?")
 _NAMES = {place: frozenset(name for names in read for name in names) for place, read in READ.items()}
 

@@ -107,7 +107,7 @@ def _picture(shown: str) -> gr.Image:
 
 
 def _settings(compresses: bool) -> list[gr.components.Component]:
-    """What else compresses; a backbone that stands alone is compressed from the start, so that its sides differ."""
+    """Make the fields that compress; those of a backbone alone start compressed, so that its sides differ."""
     chosen = "kvzip" if compresses else NO_EVICTION
     with gr.Row():
         names, info = [NO_EVICTION, *EVICTIONS], "all but the backbone's; or write ada(snapkv)"

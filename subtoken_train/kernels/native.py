@@ -72,7 +72,7 @@ def library() -> ctypes.CDLL | None:
 
 
 class _Layout:
-    """What the functions read of a block, made once; a copied block makes its own. Scales are made floats each time."""
+    """Holds what the functions read of a block; a copied block makes its own. Scales become floats each time."""
 
     def __init__(self, block: Block, dtype: torch.dtype, width: int) -> None:
         self.of = dtype, width

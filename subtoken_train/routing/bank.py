@@ -41,7 +41,7 @@ from subtoken_train.routing.routers import OutputNorms, fp32_linear, init_router
 from subtoken_train.view.view import ABSENT, View
 
 OPEN = 5.0
-"""What joins the logits of gates, so that they start open; their sign then decides."""
+"""Is added to the logits of gates, so that they start open; their sign then decides."""
 
 
 class Spent(NamedTuple):

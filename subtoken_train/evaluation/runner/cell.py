@@ -138,7 +138,7 @@ def recall_prompts(
 
 @dataclass(frozen=True)
 class Cell:
-    """What one arm is asked: samples in the task's order, and all that answering them needs beside the model.
+    """Holds what one arm is asked: samples in the task's order, and what answering needs beside the model.
 
     ``inputs`` makes a batch's prompts and the token ids of its choices; ``reference`` the ids of a sample's reference
     answer, which is then scored, too.
