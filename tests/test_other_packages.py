@@ -114,7 +114,6 @@ def test_the_reducer_shortens_a_pass_and_is_checked_in_a_recipe(tiny_family, tmp
         RecipeCLI(["--config", str(tmp_path / "mine.yaml"), "--model.reducer.layer=2"])
 
 
-@pytest.mark.filterwarnings("ignore:.*no token ends an answer")
 def test_the_family_is_loaded_and_answers(tmp_path, capsys):
     from transformers import ArceeConfig, ArceeForCausalLM
 

@@ -179,8 +179,8 @@ def _check_settings(content: dict[str, Any], place: str, file: str) -> None:
             continue
         if most is not None and isinstance(value, int) and not isinstance(value, bool):
             check_range(name, value, 0, most)
-        odd = dict if key.endswith("_token_id") else str
-        if file == GENERATION and isinstance(value, str | odd) and key not in _TEXTS:
+        odd = str | dict | float if key.endswith("_token_id") else str
+        if file == GENERATION and isinstance(value, odd) and key not in _TEXTS:
             raise ValueError(f"{name} is {shown(value)}; it must be a number, or true or false")
         if file == TOKENIZER and key == "chat_template":
             checked(str | list[dict[str, str]], value, name)

@@ -54,7 +54,7 @@ class Mistral3Family(Family):
         config = model.config
         self.patch, self.merge = int(config.vision_config.patch_size), int(config.spatial_merge_size)
         if config.vision_feature_layer != -1:
-            raise ValueError(f"mistral3 with vision_feature_layer {config.vision_feature_layer}: -1 is supported")
+            raise ValueError(f"mistral3 with vision_feature_layer {config.vision_feature_layer} is not read; -1 is")
         self.unit = self.patch * self.merge  # pixels of a visual token's side
         self.longest = _LONGEST if processor is None else int(processor.image_processor.size["longest_edge"])
 

@@ -327,7 +327,7 @@ NOT_TAKEN = {
     "idefics: merge": (lambda: idefics3.idefics_family("idefics3", scale_factor=3), "4 x 4 patches and scale_factor 3"),
     "idefics: cap": (lambda: built("smolvlm").limit_pixels(1000), "1000 is below one tile of smolvlm, 1024 pixels"),
     "idefics: processor": (lambda: spoiled("smolvlm", max_image_size={"longest_edge": 16}), "of the same checkpoint"),
-    "mistral: layer": (lambda: mistral3.mistral3_family(vision_feature_layer=-2), "feature_layer -2: -1 is supported"),
+    "mistral: layer": (lambda: mistral3.mistral3_family(vision_feature_layer=-2), "layer -2 is not read; -1 is"),
     "mistral: cap": (lambda: built("mistral").limit_pixels(200), "200 is below one visual token of mistral3, 256"),
     "mistral: video": (lambda: inputs_of(built("mistral"), "<video> ?", [Video((IMAGE,))]), "images and no videos"),
     "next: class token": (

@@ -77,6 +77,18 @@ SELECTORS = {
 }  # fmt: skip
 BYTE_POOLS = {"bytes_head": "head", "bytes_layer": "layer", "bytes_all": "all"}
 """Budgets of bytes for keys and groups, and what shares them."""
+_TOPS = {
+    "int8": 127,
+    "int4": 7,
+    "int4_rotated": 7,
+    "int8_channel": 255,
+    "kivi4": 15,
+    "kivi2": 3,
+    "turboquant4": 7,
+    "turboquant3": 3,
+}
+STEPS = {name: 1 / top for name, top in _TOPS.items()}
+"""Formats that round: a step of their codes, as a share of the largest number of a vector or block."""
 FACTORS = {
     "family": models.FAMILIES, "reducer": list(REDUCERS), "selector": list(SELECTORS),
     "layout": ["contiguous", "per_head"],
@@ -84,7 +96,7 @@ FACTORS = {
     "eviction": ["none", *models.OWN, *EVICTIONS, *models.CHAINS, *models.PAST], "scope": ["context", "all"],
     "batch": ["one", "three_left", "three_right", "text_left", "text_right", "last_left", "last_right"],
     "protocol": ["query_aware", "context_first"],
-    "precision": ["fp32", "bf16", "int8", "int4", "int4_rotated", "kivi4", "kivi2", "turboquant4", "turboquant3"],
+    "precision": ["fp32", "bf16", *STEPS],
     "keys": list(KEYS),
     "merge": ["own", "none", "weighted", "pivot", "position"],
 }  # fmt: skip
@@ -169,7 +181,9 @@ def _piece_fits(cell: Cell) -> bool:
 
 
 def _eviction_fits(cell: Cell) -> bool:
-    if cell.get("precision") == "bf16" and cell.get("merge") in ("weighted", "pivot"):
+    own = getattr(EVICTIONS.get(cell.get("eviction", "none")), "merges", "none")
+    merge = own if cell.get("merge", "own") == "own" else cell["merge"]
+    if cell.get("precision") == "bf16" and merge in ("weighted", "pivot"):
         return False  # two passes in bf16 find other nearest keys
     form = FORMATS.get(cell.get("precision"))
     if form is not None and form.mixes and cell.get("keys", "whole") != "whole":
@@ -304,18 +318,6 @@ def batch_of(cell: Cell) -> Batch:
     )
 
 
-_TOPS = {
-    "int8": 127,
-    "int4": 7,
-    "int4_rotated": 7,
-    "int8_channel": 255,
-    "kivi4": 15,
-    "kivi2": 3,
-    "turboquant4": 7,
-    "turboquant3": 3,
-}
-STEPS = {name: 1 / top for name, top in _TOPS.items()}
-"""Formats that round: a step of their codes, as a share of the largest number of a vector or block."""
 EXACT, EDGE, TIED, TIMES = 1e-4, 3e-6, 0.4, 2.0
 """Bounds.
 

@@ -64,7 +64,6 @@ def test_three_steps_move_exactly_the_trainables(recipe, kind, selector, extra):
     assert any(name.startswith("bank.") for name in moved)
 
 
-@pytest.mark.filterwarnings("ignore:.*no token ends an answer")
 @sampled("kind", ["phi3", "llama", "qwen3", *(kind for kind in DECODERS if kind != "phi3")], every=10)
 def test_a_corpus_trains_and_its_adapter_reads_back(recipe, corpus, tmp_path, kind):
     settings = recipe(kind, data=corpus)
@@ -125,7 +124,6 @@ def test_a_conversation_that_the_template_refuses_stops_in_words(recipe, backbon
 GATES = {"num_groups": 1, "kept_groups": 1, "budget": "delayed", "byte_share": 0.5, "window": 8, "balance_weight": 20.0}
 
 
-@pytest.mark.filterwarnings("ignore:.*no token ends an answer")
 def test_gates_train_and_their_adapter_decodes(recipe, corpus, tmp_path, capsys):
     """The gates alone move; the share of closed ones rises; the adapter evicts by itself, in the prompt and after."""
     frozen = {"optimizer": {"learning_rate": 0.0, "router_learning_rate": 1.0}, "reducer": {"name": "none"}}
