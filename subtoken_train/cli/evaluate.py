@@ -137,7 +137,6 @@ def _difference(first: Run, other: Run) -> str:
     return f"{first['arm']} less {other['arm']}: {mean} [{low}, {high}] {where}; {verdict}"
 
 
-GRID_KEYS = ("arms", "tasks", "out", "data_root", "limit", "batch_size", "max_length", "anchors")
 GRID_ONLY = ("protocol", "data_root", "anchors", "device", "check")
 FILE_ONLY = ("image_folder", "max_new_tokens")
 
@@ -159,8 +158,6 @@ def _run_grids(args: argparse.Namespace) -> int:
         keys = content.keys() if isinstance(content, dict) else set()
         instead = f"train it: subtoken-train fit --config {shell_words(args.config)}"
         refuse((keys >= {"model", "data"}, f"{args.config} is a recipe, not a grid of arms and tasks; {instead}"))
-        for key in keys:
-            check_word(f"key of {path}", key, GRID_KEYS)
     if args.suite is not None:
         check_word("suite", args.suite, SUITES)
     grids = [] if args.suite else _grids(args)  # a mistake in one is said before torch is loaded

@@ -7,7 +7,6 @@ Under a value gate the fair twin keeps the gate, over every group. No group is d
 from __future__ import annotations
 
 import errno
-import json
 import os
 import sys
 from argparse import ArgumentParser, Namespace
@@ -28,6 +27,7 @@ from subtoken_train.resources import (
     is_grid,
     recipe_files,
     recipe_text,
+    resource,
     shipped_recipe,
     with_schema,
 )
@@ -56,7 +56,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     words = "show only recipes whose folder, name or first line has every word"
     listing.add_argument("word", metavar="WORD", nargs="*", help=words)
     actions.add_parser("show", help="print a recipe").add_argument("name", metavar="NAME")
-    schema = actions.add_parser("schema", help="print the JSON schema of recipes, with the methods installed here")
+    schema = actions.add_parser("schema", help="print the JSON schema of recipes")
     schema.add_argument("--grid", action="store_true", help="that of grids")
     for action, words, name, names, place in (
         ("copy", "write a recipe to a file of your own", "NAME", None, "DEST"),
@@ -76,10 +76,7 @@ def run(args: Namespace) -> int:
         _list_recipes(args.word)
         return 0
     if args.action == "schema":
-        quiet_libraries()
-        from subtoken_train.cli.schemas import grid_schema, recipe_schema
-
-        print(json.dumps(grid_schema() if args.grid else recipe_schema(), indent=1))
+        print(resource(f"recipes/{'grid' if args.grid else 'recipe'}.schema.json").read_text(encoding="utf-8"), end="")
         return 0
     source = find_recipe(args.name) if args.action == "anchor" else shipped_recipe(args.name)
     if source is None:

@@ -87,7 +87,10 @@ class ArmFacts:
 
 @dataclass(frozen=True)
 class Manifest:
-    """One arm on one task: ``rows`` are asked of ``expected_rows``; ``source`` None: the task's own Hub id."""
+    """One arm on one task: ``rows`` are asked of ``expected_rows``; ``source`` None: the task's own Hub id.
+
+    ``paper``: the score that a paper prints, as it stands there.
+    """
 
     arm: ArmFacts
     task: str
@@ -99,6 +102,7 @@ class Manifest:
     points: list[str]
     samples_sha256: str
     settings: dict[str, Any] = field(default_factory=dict)
+    paper: float | None = None
 
     @property
     def partial(self) -> bool:

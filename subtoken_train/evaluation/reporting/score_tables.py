@@ -241,6 +241,12 @@ class ArmRow:
     anchor_ratio: float | None
     flags: tuple[str, ...]
 
+    @property
+    def printed(self) -> dict[str, float]:
+        """Return a paper's numbers by column."""
+        runs = [run.manifest for runs in self.arm.runs.values() for run in runs.values()]
+        return {run.task: run.paper for run in runs if run.paper is not None and run.task in self.scores}
+
 
 @dataclass(frozen=True)
 class ScoreTable:

@@ -234,6 +234,7 @@ def write_manifest(
     batch_size: int,
     max_length: int | None = None,
     processes: int = 1,
+    paper: float | None = None,
 ) -> None:
     """Write the manifest of a cell's folder, or compare it with the one that is there."""
     manifest = Manifest(
@@ -259,6 +260,7 @@ def write_manifest(
             "seed": arm.spec.seed,
             "versions": {"subtoken_train": __version__, **{name: version(name) for name in ("torch", "transformers")}},
         },
+        paper=paper,
     )
     there = manifest.joined(folder)
     if there is not None and there.samples_sha256 != samples_digest(samples[: there.rows]):

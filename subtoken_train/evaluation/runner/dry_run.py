@@ -26,6 +26,7 @@ from subtoken_train.families.backbone_config import BackboneConfig, is_hub_id
 from subtoken_train.families.family import Family
 from subtoken_train.families.load import check_weights, family_class, layout_family, published_config
 from subtoken_train.families.lora import LoraSettings
+from subtoken_train.inference.arm_spec import run_name
 from subtoken_train.inference.pool import ModelPool, with_selection
 from subtoken_train.ledger.flops import DecoderSize, TrainingFlops
 from subtoken_train.ledger.kv_budget import entry_bytes, share_words
@@ -111,15 +112,6 @@ class LayoutPool(ModelPool):
 
 
 @dataclass(frozen=True)
-class PlannedTask:
-    """A task of a grid: where its files are (None: not here), and how many samples would be asked (None: unknown)."""
-
-    task: Task
-    source: str | None
-    samples: int | None
-
-
-@dataclass(frozen=True)
 class PlannedArm:
     """An arm of a grid: ``tokens`` of the longest task's nominal compressed region, its cache's bytes, and operations.
 
@@ -136,10 +128,13 @@ class PlannedArm:
 
 @dataclass(frozen=True)
 class DryRun:
-    """Return what a grid would run, its anchors among its arms, and (what is not there, how to get it)."""
+    """Return what a grid would run, its anchors among its arms, and (what is not there, how to get it).
+
+    ``tasks``: each with how many samples would be asked, None where that is not known.
+    """
 
     arms: list[PlannedArm]
-    tasks: list[PlannedTask]
+    tasks: list[tuple[Task, int | None]]
     wanted: list[tuple[str, str]]
     notes: list[str]
 
@@ -159,9 +154,8 @@ def dry_run(grid: Grid, planned: Planned) -> DryRun:
             task.check_requirements()
         except ValueError as error:
             wanted.append((f"for {task.name}", str(error)))
-        source = "made by its options" if not task.needs_files else None if task.source is None else str(task.source)
         asked = [count for count in (grid.limit, task.expected_rows) if count is not None]
-        planned_tasks.append(PlannedTask(task, source, min(asked, default=None)))
+        planned_tasks.append((task, min(asked, default=None)))
     return DryRun([_planned_arm(arm, pool, tasks) for arm in arms], planned_tasks, wanted, notes)
 
 
@@ -186,14 +180,9 @@ def _without_files(spec: ArmSpec) -> tuple[ArmSpec, list[tuple[str, str]]]:
     return replace(spec, eviction_options=options, eviction_keep=keep), made
 
 
-def _recipe_name(adapter: str) -> str:
-    path = Path(adapter)
-    return path.parent.name if path.name == "adapter" else path.name
-
-
 def recipe_of(adapter: str) -> Path | None:
     """The recipe of a run's adapter: NAME.yaml here or in ``recipes/``, else the shipped one; None: no recipe."""
-    name = _recipe_name(adapter)
+    name = run_name(adapter)
     shipped = shipped_recipe(name)
     for own in (Path(f"{name}.yaml"), Path("recipes", f"{name}.yaml")):
         if own.is_file() and (shipped is None or real_path(own) != real_path(shipped)):
@@ -203,7 +192,7 @@ def recipe_of(adapter: str) -> Path | None:
 
 def _recipe_words(adapter: str) -> str:
     found = recipe_of(adapter)
-    return shell_words(found if found is not None and not found.is_absolute() else _recipe_name(adapter))
+    return shell_words(found if found is not None and not found.is_absolute() else run_name(adapter))
 
 
 def _planned_arm(arm: Arm, pool: LayoutPool, tasks: Sequence[Task]) -> PlannedArm:
@@ -219,16 +208,17 @@ def _planned_arm(arm: Arm, pool: LayoutPool, tasks: Sequence[Task]) -> PlannedAr
 
 def check_lines(grid: Grid, checked: DryRun) -> list[str]:
     """Return lines about tasks, arms, memory, and what is missing."""
-    counts = [task.samples for task in checked.tasks]
+    counts = [samples for _, samples in checked.tasks]
     answers = len(checked.arms) * sum(count or 0 for count in counts)
     asked = "" if None in counts else f", {answers:,} answers"
     lines = [f"{len(checked.arms)} arms x {len(checked.tasks)} tasks{asked}; records would go to {grid.out}"]
     lines += ["", "tasks"]
-    for task in checked.tasks:
-        options = ", ".join(f"{key}={value}" for key, value in task.task.options.items())
-        count = "all its samples" if task.samples is None else f"{task.samples:,} samples"
-        where = (task.source or "not here yet") + (f" ({options})" if options else "")
-        lines += [f"  {task.task.name}: {count}, {where}", f"    asked: {task.task.asks}"]
+    for task, samples in checked.tasks:
+        options = ", ".join(f"{key}={value}" for key, value in task.options.items())
+        count = "all its samples" if samples is None else f"{samples:,} samples"
+        where = f"{task.source or 'not here yet'}" if task.needs_files else "made by its options"
+        where += f" ({options})" if options else ""
+        lines += [f"  {task.name}: {count}, {where}", f"    asked: {task.asks}"]
     by_backbone: dict[str, list[PlannedArm]] = {}
     for arm in checked.arms:
         by_backbone.setdefault(arm.arm.facts.backbone, []).append(arm)
@@ -287,6 +277,6 @@ def planned_adapter(adapter: str) -> AdapterConfig | None:
         reducer=build_reducer(reducer.pop("name", DEFAULT_REDUCER), **reducer),
         routing=read(RoutingConfig, "routing", True),
         identity=Identity(adapter, None, "", ""),
-        training={"name": _recipe_name(adapter)},
+        training={"name": run_name(adapter)},
         stage2=read(Stage2Config, "stage2", True),
     )

@@ -318,9 +318,6 @@ def _encoded(dataset: Dataset) -> Dataset:
     return dataset
 
 
-_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})(?:-[0-9a-f]+)?\.parquet")
-
-
 def check_complete(task: Task, samples: Sequence[Sample], limit: int | None) -> None:
     """Refuse a part of a set as if it were the set, unless a run asks for no more samples than its files hold."""
     if not samples:
@@ -328,26 +325,8 @@ def check_complete(task: Task, samples: Sequence[Sample], limit: int | None) -> 
     found, expected = len(samples), task.expected_rows
     if expected is None or found == expected or (limit is not None and found >= limit):
         return
-    missing = missing_shards(Path(task.source)) if task.source is not None else []
-    hint = f" Missing: {', '.join(missing)}." if missing else ""
-    raise ValueError(
-        f"task {task.name} has {found:,} of {expected:,} samples in {task.source or task.hub_id}.{hint} "
-        f"Get the rest, or limit the run. {task.where}"
-    )
-
-
-def missing_shards(folder: Path) -> list[str]:
-    """Find Parquet shards below ``folder`` that others' names promise (``-00000-of-00003``) but that are not there."""
-    present: dict[tuple[Path, str, int], set[int]] = {}
-    for path in folder.rglob("*.parquet"):
-        if match := _SHARD.fullmatch(path.name):
-            key = (path.parent.relative_to(folder), match["stem"], int(match["total"]))
-            present.setdefault(key, set()).add(int(match["number"]))
-    return [
-        (parent / f"{stem}-{number:05}-of-{total:05}.parquet").as_posix()
-        for (parent, stem, total), numbers in sorted(present.items())
-        for number in sorted(set(range(total)) - numbers)
-    ]
+    here = f"task {task.name} has {found:,} of {expected:,} samples in {task.source or task.hub_id}"
+    raise ValueError(f"{here}; get the rest, or limit the run. {task.where}")
 
 
 def check_samples(task: Task, samples: Sequence[Sample]) -> None:
@@ -379,10 +358,3 @@ def _files(image: media.PictureSource) -> tuple[Path, ...]:
     if isinstance(image, media.VideoSource):
         return (image.frames,) if isinstance(image.frames, Path) else image.frames
     return (image,) if isinstance(image, Path) else ()
-
-
-def open_some(samples: Sequence[Sample]) -> list[tuple[int, int]]:
-    """Open five images, spread over the samples; their widths and heights in pixels."""
-    seen = [sample for sample in samples if sample.images]
-    step = max(1, len(seen) // 5)
-    return [media.open_image(media.first_frame(sample.images[0])).size for sample in seen[::step][:5]]
