@@ -251,11 +251,7 @@ def _plain(value: Any) -> Any:
 
 
 def midway_evaluator(config: EvaluationConfig, attention: str) -> Evaluate:
-    """A function from a backbone to its scores on the recipe's ``evaluation`` band; the data are read at once.
-
-    Scores are means: ``accuracy`` over all questions (exact match; F1 of the objects for scene descriptions), and one
-    per kind where the records name several.
-    """
+    """A function from a backbone to mean scores on the ``evaluation`` band: ``accuracy``, and each kind's."""
     _check_attention(attention)
     records = InstructionRecords(config.data, config.image_folder, config.images_outside_folder)
 

@@ -35,10 +35,7 @@ from subtoken_train.types import Batch, in_compressed_region
 
 @dataclass
 class Observation:
-    """One pass over a batch of prompts, per routed layer: routed tokens and kept groups are bool [B, N] and [B, N, S].
-
-    ``relevance`` is alpha_j, attention of the query region on every token, fp32 [B, N], empty unless asked for.
-    """
+    """Routed tokens and kept groups, bool [B, N] and [B, N, S], and alpha_j, fp32 [B, N] or empty, per routed layer."""
 
     routed: dict[int, Tensor]
     masks: dict[int, Tensor]

@@ -121,10 +121,7 @@ def watched(method: Eviction, layers: list[WatchedEntries]) -> Eviction:
 def watch_generation(
     backbone: CompressedBackbone, prompts: Batch, compression: Compression, protocol: Protocol, new_tokens: int
 ) -> list[WatchedEntries]:
-    """Generate up to ``new_tokens`` after each prompt with its whole cache; what every layer's entries were worth.
-
-    A token counts once it is read again: the last one generated does not, nor does end-of-text.
-    """
+    """Generate up to ``new_tokens`` with the whole cache; a token counts once it is read again."""
     assert compression.eviction is not None
     if compression.eviction.reads:
         raise ValueError(f"eviction {compression.eviction.name!r} drops nothing that could be read later")
@@ -219,10 +216,7 @@ def layer_measures(watched: WatchedEntries) -> tuple[Tensor, ...]:
 
 
 def phase_correlation(rows: list[PromptLayer]) -> float:
-    """Return Pearson's correlation over layers of the prompt's sparsity and that of generated tokens.
-
-    The mean over prompts (VL-Cache, section 3.1); NaN where no prompt has one.
-    """
+    """Return Pearson's correlation over layers of prompt and generated sparsity, mean over prompts; NaN: none."""
     by_prompt = pd.DataFrame(rows).groupby("record")[["prompt_sparsity", "generated_sparsity"]]
     return float(by_prompt.apply(lambda own: own["prompt_sparsity"].corr(own["generated_sparsity"])).mean())
 

@@ -25,10 +25,7 @@ SIDE, SMALLEST_CELL, TITLE, MARGIN = 640, 24, 36, 8
 
 @dataclass(frozen=True)
 class KeptTokens:
-    """Visual tokens that one layer keeps: of each the share of key-value heads (0: dropped), and the number of groups.
-
-    ``groups_T`` is None and ``num_groups`` 0 without routing.
-    """
+    """Of each visual token the share of heads that keep it (0: dropped), and of its groups (None, 0: no routing)."""
 
     share_T: Tensor
     groups_T: Tensor | None

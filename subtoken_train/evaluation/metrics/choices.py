@@ -65,10 +65,7 @@ READINGS: dict[str, Callable[[str, Mapping[str, str]], str | None]] = {
 
 
 def best_placed_letter(text: str, letters: Iterable[str]) -> str | None:
-    """Return the letter in the most telling place, and among equals the last: start, end, phrase, frame, any word.
-
-    The rule of lmms-eval's ``extract_mcq_answer``; None where none of ``letters`` is in the text.
-    """
+    """Return lmms-eval's ``extract_mcq_answer``: the letter in the most telling place, the last among equals."""
     text = text.strip()
     for mark in ",.!?;:'\"":
         text = text.strip(mark)

@@ -93,10 +93,7 @@ def within(ratios_p: Sequence[float], losses_p: Sequence[float], tolerance: floa
 
 
 def make_curves(arms: Sequence[ArmResults]) -> list[Curve]:
-    """Make a curve for each method with at least one budget; those without a measured region are left out.
-
-    Of two arms of one method and budget the second makes a curve of its own, under its name.
-    """
+    """Make a curve per method with a measured region; a second arm of one method and budget gets its own."""
     families: dict[tuple[str, str], list[ArmResults]] = defaultdict(list)
     for arm in filter(lambda arm: arm.compressed, arms):
         words = method_words(arm)

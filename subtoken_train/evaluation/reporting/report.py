@@ -85,10 +85,7 @@ class Report:
 
 
 def make_report(folders: Sequence[Path], progress: Callable[[int, int], None] | None = None) -> Report:
-    """Read results folders and work everything out.
-
-    ``progress`` is called with (done, total) as runs are read and scored.
-    """
+    """Read results folders and work everything out; ``progress`` is called with (done, total)."""
     arms = ordered(read_results(folders, progress))
     return Report(
         tuple(arms),

@@ -140,10 +140,7 @@ class ArmResults:
 
 
 def read_results(folders: Sequence[Path], progress: Callable[[int, int], None] | None = None) -> list[ArmResults]:
-    """Read all arms of some results folders; an arm may be spread over them, by task or by seed.
-
-    ``progress`` is called with (done, total) after every run.
-    """
+    """Read all arms of some folders, which may share one by task or seed; ``progress`` gets (done, total)."""
     places = [place for folder in folders for place in _runs_in(folder)]
     arms: dict[str, ArmResults] = {}
     for done, place in enumerate(places, start=1):

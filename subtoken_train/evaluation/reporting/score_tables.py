@@ -84,10 +84,7 @@ class Estimate:
 
 
 def score_part(arm: ArmResults, task: str, name: str | None = None) -> Estimate | None:
-    """Return the score of an arm on a task, without its interval: the mean over its seeds; None without a sample.
-
-    Without a ``name`` it is the task's primary score; others are taken for no means over samples.
-    """
+    """Return an arm's (primary) score, mean over its seeds, without its interval; None without a sample."""
     runs = list(arm.answered(task).values())
     if not runs:
         return None

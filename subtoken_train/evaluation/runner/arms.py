@@ -113,10 +113,7 @@ def prepare(specs: Sequence[ArmSpec], pool: ModelPool) -> list[Arm]:
 def resolve_arms(
     specs: Sequence[ArmSpec], tasks: Sequence[Task], anchors: Anchors, pool: ModelPool
 ) -> tuple[list[Arm], list[str]]:
-    """Return all arms that would answer, anchors among them, and notes on those without one.
-
-    What cannot run is refused here, before anything is answered: nothing of an arm is checked again.
-    """
+    """Return all arms, anchors too, and notes on those without one; what cannot run is refused here, once."""
     arms = prepare(specs, pool)
     for arm, task in product(arms, tasks):
         if task.modality != arm.modality:
@@ -233,10 +230,7 @@ def adapter_name(path: str, config: AdapterConfig | None = None) -> str:
 
 
 def with_anchors(arms: Sequence[Arm], pool: ModelPool) -> tuple[list[Arm], list[str]]:
-    """Return the arms with their anchors named, followed by the untrained anchors that had to be added.
-
-    Beside them a note, with the reason, for every routed arm that has no anchor.
-    """
+    """Return the arms, anchors named and untrained ones added; and why a routed arm has none."""
     named: list[Arm] = []
     added: list[Arm] = []
     notes: list[str] = []

@@ -169,10 +169,7 @@ def run_cell(
     processes: Processes,
     progress: Progress | None = None,
 ) -> None:
-    """Answer what a folder lacks; finished samples are never answered again.
-
-    The batches are those of an uninterrupted run: a batch that was cut by a kill goes on with its missing samples.
-    """
+    """Answer what a folder lacks, in the batches of an uninterrupted run; nothing is answered again."""
     writer = SampleWriter(folder, processes.rank, processes.count)
     processes.meet()  # the first process has cut torn lines, and nobody writes yet
     done = finished(folder, cell.samples)
@@ -309,10 +306,7 @@ class Processes:
         return number % self.count == self.rank
 
     def device(self, wanted: str | None) -> str:
-        """Return ``wanted``, or this process's GPU if there is one, else the CPU; ``cuda`` is this process's GPU, too.
-
-        ``auto`` stays what it is for a process that is alone: a model may then take several GPUs.
-        """
+        """Return ``wanted``, else this process's GPU or the CPU; ``auto`` stays for a process that is alone."""
         if wanted == "auto" and self.count == 1:
             return wanted
         if wanted is not None and wanted not in ("auto", "cuda"):
@@ -343,10 +337,7 @@ ONE = Processes()
 
 @contextmanager
 def alone(folder: Path, processes: Processes) -> Iterator[None]:
-    """Inside the block this run alone writes into a results folder; the first process speaks for all.
-
-    A folder that it made is taken away again where the block fails before its first answer.
-    """
+    """Let this run alone write into a folder; one that it made goes where the block fails before an answer."""
     if not processes.first:
         yield
         return

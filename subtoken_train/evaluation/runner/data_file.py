@@ -77,10 +77,7 @@ def answer_records(
     progress: Progress | None = None,
     compression: Compression | None = None,
 ) -> Answers:
-    """Answer the last turn of every record, earlier turns given, and score it and its reference answer's tokens.
-
-    ``max_length`` counts prompt tokens, visual ones included; ``progress`` gets (done, total) after every batch.
-    """
+    """Answer the last turn of every record, and score it and its reference answer's tokens."""
     samples = instruction_samples(records, limit, max_new_tokens)
     order = sorted(range(len(samples)), key=lambda place: samples[place].kind in DESCRIPTION_KINDS)  # long answers last
     batches = list(in_batches(order, batch_size))

@@ -113,10 +113,7 @@ class LayoutPool(ModelPool):
 
 @dataclass(frozen=True)
 class PlannedArm:
-    """An arm of a grid: ``tokens`` of the longest task's nominal compressed region, its cache's bytes, and operations.
-
-    ``dense`` and ``kept`` are in the model's dtype; ``flops`` are of the pass over that region, by task.
-    """
+    """An arm of a grid: the longest task's ``tokens``, its cache's bytes (dense, kept), and operations by task."""
 
     arm: Arm
     laid_out: LaidOut
@@ -128,10 +125,7 @@ class PlannedArm:
 
 @dataclass(frozen=True)
 class DryRun:
-    """Return what a grid would run, its anchors among its arms, and (what is not there, how to get it).
-
-    ``tasks``: each with how many samples would be asked, None where that is not known.
-    """
+    """Arms with anchors, tasks with samples that would be asked (None: unknown), and what is not there."""
 
     arms: list[PlannedArm]
     tasks: list[tuple[Task, int | None]]

@@ -44,10 +44,7 @@ class PromptLine:
 
 @dataclass
 class PromptFile(OwnLines):
-    """The lines of a file, without anything to score.
-
-    ``chat``: whether texts are asked in a chat template; ``chat_template_kwargs``: its variables.
-    """
+    """The lines of a file, nothing to score; ``chat``: asked in a chat template, with these variables."""
 
     max_new_tokens: int = 64
     chat: bool = False

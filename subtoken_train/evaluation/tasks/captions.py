@@ -64,10 +64,7 @@ def word_overlap(predicted: str, reference: str) -> float:
 
 
 class CaptionCider(TaskMetric):
-    """``cider``, of references ``{"captions": [text, ...]}``.
-
-    ``score`` is *not* a term of CIDEr, which needs the whole set: it is the best ``word_overlap`` with a reference.
-    """
+    """``cider``, of references with ``captions``; ``score`` is no term of it, but the best ``word_overlap``."""
 
     points = frozenset({"cider"})
 

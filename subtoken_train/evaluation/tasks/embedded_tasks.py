@@ -33,10 +33,7 @@ class RecallScore(MeanScores):
 
 @dataclass
 class Recall(MadeTexts):
-    """Contexts of a split's English, of ``context_length`` tokens by ``tokenizer``, with facts drawn for them.
-
-    A context is a text here: where two of its parts make other tokens together, it is a token or two longer or shorter.
-    """
+    """Contexts of a split's English with drawn facts; as a text, one may be a token or two longer or shorter."""
 
     contexts: int = 200
     context_length: int = 512
@@ -79,10 +76,7 @@ class Recall(MadeTexts):
 def instruction_samples(
     records: InstructionRecords, limit: int | None = None, max_new_tokens: int = 64
 ) -> list[Sample]:
-    """Ask the last answer that is learnt of the first ``limit`` records (None: of all), with the turns before it.
-
-    What follows it (answers that are only read) is left out with its pictures.
-    """
+    """Ask the last learnt answer of the first ``limit`` records, with the turns before it alone."""
     return [_asked(records[i], max_new_tokens) for i in range(len(records))[:limit]]
 
 
@@ -169,10 +163,7 @@ def attribute_f1(prediction: str, answer: str) -> dict[str, float]:
 
 
 class SceneScore(MeanScores):
-    """``score``: mean of exact match (short answers) or of the F1 of the described objects (descriptions).
-
-    Over descriptions only: ``place_f1``, ``color_f1`` and ``digit_f1``. A reference holds ``answer`` and ``kind``.
-    """
+    """``score``: exact match or, of descriptions, objects' F1; beside it, of these alone, each attribute's F1."""
 
     names = ("score", *(f"{name}_f1" for name in ATTRIBUTES))
 

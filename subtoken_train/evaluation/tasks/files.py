@@ -175,10 +175,7 @@ def _object(values: Any, place: str, columns: Sequence[str]) -> FileRow:
 
 
 def read_table(path: Path, columns: Sequence[str], delimiter: str = ",", header: bool = True) -> list[FileRow]:
-    """Read the rows of a CSV or TSV file in UTF-8, ``columns`` and others; all values are text.
-
-    Without ``header`` it has exactly these columns, in order.
-    """
+    """Read the rows of a CSV or TSV file, all text; without ``header`` it has exactly these columns."""
     try:
         check_regular(path)
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -231,8 +228,7 @@ def read_split(
 ) -> list[FileRow]:
     """Read all rows of one split of the task's Parquet set: the columns at once, images when they are asked for.
 
-    ``datasets`` converts the files once, into its own cache. An image may be the one entry of a list. Shards that are
-    missing are no error here: ``check_complete`` names them.
+    ``datasets`` converts the files once, into its own cache. An image may be the one entry of a list.
     """
     source = task_source(task)
     label = split if config is None else f"{config}, {split}"
@@ -336,21 +332,16 @@ def check_samples(task: Task, samples: Sequence[Sample]) -> None:
         place = f"task {task.name}, sample {sample.id!r}"
         written = sample.prompt.count("<image>") if task.modality == "image" else len(sample.images)
         if written != len(sample.images):
-            raise ValueError(
-                f"{place}: {written} <image> in the prompt for {len(sample.images)} images; write one for each"
-            )
+            count = len(sample.images)
+            raise ValueError(f"{place}: {written} <image> in the prompt for {count} images; write one for each")
         if sample.context_characters is not None and not 0 <= sample.context_characters <= len(sample.prompt):
-            raise ValueError(
-                f"{place}: context_characters {sample.context_characters} lies outside its prompt of "
-                f"{len(sample.prompt)}"
-            )
+            place += f": context_characters {sample.context_characters}"
+            raise ValueError(f"{place} lies outside its prompt of {len(sample.prompt)}")
     named = dict.fromkeys(str(path) for sample in samples for image in sample.images for path in _files(image))
     missing = [name for folder in media.compare_images(named, Path(), outside=True) for name in folder.missing]
     if missing:
-        raise ValueError(
-            f"task {task.name}: {len(missing):,} of {len(named):,} images are missing (first: {missing[0]}). "
-            f"{task.where}"
-        )
+        gone = f"{len(missing):,} of {len(named):,} images are missing (first: {missing[0]})"
+        raise ValueError(f"task {task.name}: {gone}. {task.where}")
 
 
 def _files(image: media.PictureSource) -> tuple[Path, ...]:

@@ -126,10 +126,7 @@ class Pages(ImageQuestions):
 
 
 class VizWiz(ImageQuestions):
-    """VizWiz-VQA (Gurari et al., arXiv:1802.08218), validation: photographs and spoken questions of blind people.
-
-    Prompts are lmms-eval's: the question capitalised, the rest of it in lower case.
-    """
+    """VizWiz-VQA (Gurari et al., arXiv:1802.08218), validation; questions are capitalised as in lmms-eval."""
 
     scored_by = short_answers.SoftAccuracy
     ending = f"\nWhen the provided information is insufficient, respond with 'Unanswerable'.{SHORT_ANSWER}"

@@ -44,10 +44,7 @@ class MathAccuracy(MeanScores):
 
 @dataclass
 class MathProblems(Task):
-    """Problems of one JSON-lines or Parquet file.
-
-    ``chat``: ask in the tokenizer's chat template, which may let a model think first; one without it is refused.
-    """
+    """Problems of one JSON-lines or Parquet file; ``chat``: ask in the tokenizer's template, or refuse."""
 
     chat: bool = field(default=False, kw_only=True)
     max_new_tokens: int = field(default=32_768, kw_only=True)

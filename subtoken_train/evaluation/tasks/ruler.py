@@ -57,10 +57,7 @@ def ruler_score(prediction: str, task: str, expected: Sequence[str]) -> float:
 
 
 class RulerMatch(MeanOfTasks):
-    """References are ``{"task": name, "answers": [text, ...]}``.
-
-    RULER rounds each task's mean to two decimals of a percentage, which is not done here.
-    """
+    """References hold ``task`` and ``answers``; RULER's rounding of each task's mean is not done here."""
 
     names = RULER_TASKS
     total = "string_match"

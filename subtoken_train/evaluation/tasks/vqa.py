@@ -73,10 +73,8 @@ class TextVQA(ImageQuestions):
             image = row.values["question_id"]
             waiting = known.get((image, question.lower()))
             if not waiting:
-                raise ValueError(
-                    f"{row.place}: {path} has no (further) answers for question {question!r} of image {image!r}; "
-                    "the two files must be of the same split"
-                )
+                lacks = f"{path} has no (further) answers for question {question!r} of image {image!r}"
+                raise ValueError(f"{row.place}: {lacks}; the two files must be of the same split")
             source = inside(folder / "train_images", str(row.values["image"]))
             rows.append(waiting.popleft().with_values(text=text, image=source))
         return rows

@@ -100,7 +100,7 @@ SERVED = {"length": 1000, "tasks": ["cwe"], "tokenizer": TEXT}
 
 def test_options_and_weights_that_cannot_be_served_are_refused(tmp_path):
     grid = replace(grid_of({"backbone": TEXT}), tasks=(TaskSpec("ruler_synthetic", options=SERVED),))
-    with pytest.raises(ValueError, match=r"a prompt of cwe, and its shortest text has [\d,]+; raise length to [\d,]+"):
+    with pytest.raises(ValueError, match=r"a prompt of cwe, and its shortest text has [\d,]+; raise it to [\d,]+"):
         dry_run(grid, planned_adapter)
     shutil.copytree(ROOT / TEXT, tmp_path / "backbone")
     os.truncate(tmp_path / "backbone" / "model.safetensors", 100_000)
