@@ -151,10 +151,7 @@ _LEAST_DEVIATION = 1e-4  # equal norms differ by rounding, which must not be blo
 
 
 def head_grams(output_weight: Tensor, num_kv_heads: int, head_dim: int, num_groups: int, layout: Layout) -> Tensor:
-    """Gram matrices of the output projection, ``sum_q W_q^T W_q`` over a key-value head's query heads, fp32 [H, d, d].
-
-    Entries between channels of different groups are zeroed.
-    """
+    """Gram matrices sum_q W_q^T W_q of a key-value head's query heads, fp32 [H, d, d], 0 between groups."""
     columns_DHRd = output_weight.float().reshape(len(output_weight), num_kv_heads, -1, head_dim)
     with torch.autocast(output_weight.device.type, enabled=False):
         gram_Hdd = torch.einsum("xhrd,xhre->hde", columns_DHRd, columns_DHRd)
@@ -179,10 +176,7 @@ def contribution_norms(value_BNV: Tensor, gram_Hdd: Tensor, num_groups: int, lay
 
 @torch.no_grad()
 def standardised_log(norms_BNS: Tensor, routed_BN: Tensor) -> Tensor:
-    """``log(norm)`` with mean 0 and deviation 1 over the routed (token, group) pairs of each sample, fp32 [B, N, S].
-
-    Unrouted tokens get 0. No gradient.
-    """
+    """``log(norm)``, mean 0, deviation 1 over a sample's routed pairs, fp32 [B, N, S], else 0; no gradient."""
     unrouted_BN1 = ~routed_BN[..., None]
     pairs_B11 = (routed_BN.sum(-1) * norms_BNS.shape[-1]).clamp(min=1)[:, None, None]
     logs_BNS = (norms_BNS.float() + _LEAST_NORM).log().masked_fill(unrouted_BN1, 0)

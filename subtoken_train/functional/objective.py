@@ -19,10 +19,7 @@ def predicting_rows(labels_BN: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def answer_loss(logits_LV: Tensor, targets_L: Tensor) -> Tensor:
-    """Cross-entropy summed over targets, a scalar in fp32.
-
-    Divided by the number of targets of a whole accumulation window, it gives every answer token the same weight.
-    """
+    """Cross-entropy summed over targets, fp32; over a window's targets it weighs every answer token alike."""
     return F.cross_entropy(logits_LV.float(), targets_L, reduction="sum")
 
 

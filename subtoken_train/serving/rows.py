@@ -23,10 +23,7 @@ from subtoken_train.serving.line import Answer, Job
 
 
 class TokenChoice:
-    """Chooses the tokens of one answer as ``generate`` of transformers does under the same settings.
-
-    Answers with a ``seed`` draw from numbers of their own, others from the process's.
-    """
+    """Chooses an answer's tokens as transformers' ``generate``; with a ``seed`` from numbers of its own."""
 
     def __init__(self, model: Any, settings: dict[str, Any], ids_1N: Tensor, most: int, seed: int | None) -> None:
         config, _ = model._prepare_generation_config(None, **settings)
