@@ -72,7 +72,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_counts(args, "batch_size", "max_new_tokens", "max_length", "limit")
-    _check_modes(args)
+    mode = next(name for name in ("data", "tasks", "config", "suite") if getattr(args, name) is not None)
+    strangers: list[str] = [*(GRID_ONLY if mode == "data" else FILE_ONLY), *(["check"] if mode == "suite" else [])]
+    check_unused(args, strangers, f"does not apply to --{mode}; leave it out")
+    if mode in ("config", "suite"):
+        check_unused(args, map(flag_name, FLAGGED), f"does not apply to --{mode}, whose arms say it; leave it out")
     if args.price is not None and not args.check:
         raise ValueError("--price needs --check, which predicts the GPU hours")
     return _run_grids(args) if args.data is None else _run_file(args)
@@ -139,15 +143,6 @@ def _difference(first: Run, other: Run) -> str:
 
 GRID_ONLY = ("protocol", "data_root", "anchors", "device", "check")
 FILE_ONLY = ("image_folder", "max_new_tokens")
-
-
-def _check_modes(args: argparse.Namespace) -> None:
-    mode = next(name for name in ("data", "tasks", "config", "suite") if getattr(args, name) is not None)
-    grid = mode in ("config", "suite")
-    strangers: list[str] = [*(GRID_ONLY if mode == "data" else FILE_ONLY), *(["check"] if mode == "suite" else [])]
-    check_unused(args, strangers, f"does not apply to --{mode}; leave it out")
-    if grid:
-        check_unused(args, map(flag_name, FLAGGED), f"does not apply to --{mode}, whose arms say it; leave it out")
 
 
 def _run_grids(args: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,11 +56,12 @@ def run(args: argparse.Namespace) -> int:
 def write_report(
     folders: list[Path],
     out: Path,
-    formats: Iterable[str] = FILES,
+    formats: Collection[str] = tuple(FILES),
     overwrite: bool = False,
     named: bool = False,
 ) -> Report:
     """Work out and write a report; an earlier one is written anew where nobody changed it and ``out`` was not named."""
+    from subtoken_train.evaluation.reporting import exports
     from subtoken_train.evaluation.reporting.report import make_report
 
     content = read_json(out / _RECORD) if (out / _RECORD).is_file() else {}
@@ -68,22 +69,17 @@ def write_report(
     there = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.is_file() and not named}
     check_new([path for path in files if path not in there or there[path] != written.get(path.name)], overwrite)
     report = make_report(folders, counter("runs scored"))
-    texts = {path: _writer(name)(report) for path, name in files.items()}
+    write = {"markdown": exports.report_markdown, "csv": exports.report_csv, "latex": exports.report_latex}
+    if "html" in formats:  # the only one that draws
+        from subtoken_train.evaluation.reporting.page import report_html
+
+        write["html"] = report_html
+    texts = {path: write[name](report) for path, name in files.items()}
     for path, text in texts.items():
         write_whole(path, text)
     digests = {path.name: hashlib.sha256(text.encode()).hexdigest() for path, text in texts.items()}
     write_whole(out / _RECORD, json.dumps({**written, **digests}, indent=1) + "\n")
     return report
-
-
-def _writer(name: str) -> Callable[[Report], str]:
-    if name == "html":  # the only one that draws
-        from subtoken_train.evaluation.reporting.page import report_html
-
-        return report_html
-    from subtoken_train.evaluation.reporting.exports import report_csv, report_latex, report_markdown
-
-    return {"markdown": report_markdown, "csv": report_csv, "latex": report_latex}[name]
 
 
 def print_summary(report: Report) -> None:

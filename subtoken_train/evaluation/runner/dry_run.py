@@ -136,10 +136,14 @@ class DryRun:
 def dry_run(grid: Grid, planned: Planned) -> DryRun:
     """Check a grid without weights and without reading its tasks' files."""
     tasks, pool = named_tasks(grid), LayoutPool(planned)
-    found = [_without_files(spec) for spec in grid.arms]
-    arms, notes = resolve_arms([spec for spec, _ in found], tasks, grid.anchors, pool)
-    wanted = [(f"adapter {name}", f"subtoken-train fit --config {_recipe_words(name)}") for name in pool.plans]
-    wanted += dict.fromkeys(missing for _, of_arm in found for missing in of_arm)
+    without = [_without_files(spec) for spec in grid.arms]
+    arms, notes = resolve_arms([spec for spec, _ in without], tasks, grid.anchors, pool)
+    wanted = []
+    for name in pool.plans:
+        found = recipe_of(name)
+        recipe = found if found is not None and not found.is_absolute() else run_name(name)
+        wanted.append((f"adapter {name}", f"subtoken-train fit --config {shell_words(recipe)}"))
+    wanted += dict.fromkeys(missing for _, of_arm in without for missing in of_arm)
     lacking = [task.name for task in tasks if task.needs_files and task.source is None]
     wanted += [(f"files of {name}", f"subtoken-train data {name}") for name in lacking]
     planned_tasks = []
@@ -182,11 +186,6 @@ def recipe_of(adapter: str) -> Path | None:
         if own.is_file() and (shipped is None or real_path(own) != real_path(shipped)):
             return own
     return shipped
-
-
-def _recipe_words(adapter: str) -> str:
-    found = recipe_of(adapter)
-    return shell_words(found if found is not None and not found.is_absolute() else run_name(adapter))
 
 
 def _planned_arm(arm: Arm, pool: LayoutPool, tasks: Sequence[Task]) -> PlannedArm:
