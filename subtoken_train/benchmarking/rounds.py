@@ -77,10 +77,7 @@ def synchronise() -> None:
 
 
 class LiveTensors(TorchDispatchMode):
-    """Counts storages once each, those of ``held`` from the start, until nothing refers to them; one thread (a CPU).
-
-    Sees forward, backward and optimiser. Does not see what a kernel allocates and frees inside.
-    """
+    """Counts live storages once each, ``held`` from the start; one thread (a CPU), blind inside a kernel."""
 
     def __init__(self, held: Iterable[Tensor] = ()) -> None:
         TorchDispatchMode.__init__(self)

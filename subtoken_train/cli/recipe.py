@@ -288,11 +288,7 @@ class SortedTensorBoard(TensorBoardLogger):
 
 
 def run_loggers(given: Any, folder: Path, anew: bool) -> list[Logger]:
-    """Loggers that write below ``folder``/logs, and the given ones (``trainer.logger``; False for none at all).
-
-    A later part of a run must not delete the CSV log of its first: it gets ``csv-2``, ``csv-3``... unless the run
-    begins ``anew``, and what lies there will have been renamed.
-    """
+    """Loggers below ``folder``/logs, and the given ones; a later part logs into ``csv-2``, unless ``anew``."""
     if given is False:
         return []
     names = (f"csv-{number}" if number > 1 else "csv" for number in count(1))

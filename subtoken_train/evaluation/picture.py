@@ -75,11 +75,7 @@ def visual_grid(family: Family, batch: Batch) -> tuple[int, int]:
 def kept_picture(
     image: Image.Image, family: Family, batch: Batch, plan: Plan, layers: Sequence[int], dark: bool = False
 ) -> Image.Image:
-    """Draw a panel per layer: kept tokens as they are, dropped ones dimmed, and the number of groups that each kept.
-
-    The prompt is one sample with one image (RGB). A token is dimmed by the share of heads that dropped it; the paper is
-    white, or ``dark``.
-    """
+    """Draw a panel per layer of one sample's image (RGB): tokens dimmed by dropped heads, kept groups counted."""
     rows, columns = visual_grid(family, batch)
     cell = max(SMALLEST_CELL, SIDE // max(rows, columns))
     seen = family.framed(image).resize((columns * cell, rows * cell))

@@ -66,10 +66,7 @@ RAW_FRAME = QuestionFrame("\n", "", "")
 def text_frame(
     family: Family, context: str, system: str | None = None, **variables: object
 ) -> tuple[str, int, QuestionFrame]:
-    """Return a language model's context in the tokenizer's chat template, and the frame of its questions.
-
-    That is: the text up to the end of the context, its characters before the context, the frame.
-    """
+    """Return a context in the chat template, the characters before it, and the frame of its questions."""
     told: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     messages = [*told, {"role": "user", "content": context + _MARK}]
     rendered = rendered_prompt(family.tokenizer, messages, **variables)

@@ -54,11 +54,7 @@ Progress = Callable[[int, int], None]
 
 
 def plan_batches(samples: Sequence[Sample], batch_size: int) -> list[list[int]]:
-    """Group samples that are answered together, as indices, longest first: running out of memory shows at once.
-
-    Samples of one batch ask for the same: as many new tokens under the same stops, or choices to be scored. The plan
-    depends on samples and size only, never on what was answered already.
-    """
+    """Group samples that ask for the same, as indices, longest first, whatever was answered already."""
 
     def asks(place: int) -> tuple[bool, int, tuple[str, ...]]:
         sample = samples[place]
@@ -138,11 +134,7 @@ def recall_prompts(
 
 @dataclass(frozen=True)
 class Cell:
-    """Holds what one arm is asked: samples in the task's order, and what answering needs beside the model.
-
-    ``inputs`` makes a batch's prompts and the token ids of its choices; ``reference`` the ids of a sample's reference
-    answer, which is then scored, too.
-    """
+    """What one arm is asked; ``inputs`` makes prompts and choices' ids, ``reference`` ids that are scored, too."""
 
     samples: Sequence[Sample]
     metric: TaskMetric

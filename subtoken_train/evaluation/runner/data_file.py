@@ -183,11 +183,7 @@ RUN: dict[str, Any] = {
 def run_of(
     arm: str, backbone: CompressedBackbone, answers: Answers, data: bytes, context_tokens: int | None = None
 ) -> Run:
-    """Make the run of some answers.
-
-    ``data`` is the question file's content, or what the questions are drawn by; ``context_tokens`` a language model's
-    context (None: the compressed region is an image).
-    """
+    """Make a run; ``data``: the file, or what draws it; ``context_tokens``: a text's (None: an image)."""
     before = backbone.family.visual_tokens() if context_tokens is None else context_tokens
     kept = backbone.reducer.kept_words(before, backbone.family.shape.num_layers)
     compression, records = answers.compression, answers.records

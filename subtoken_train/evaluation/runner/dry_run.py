@@ -53,11 +53,7 @@ class LaidOut:
 
 
 class LayoutPool(ModelPool):
-    """Hands out models that are laid out on the meta device, with the same checks of names and settings.
-
-    ``planned`` is asked of adapters that are not there, which are kept in ``plans``; ``laid_out`` tells of the models
-    handed out, by path and dtype.
-    """
+    """Hands out models on the meta device, checked alike; ``planned`` is asked of adapters that are absent."""
 
     def __init__(self, planned: Planned) -> None:
         super().__init__()
