@@ -153,10 +153,7 @@ def watch_generation(
 
 
 class PromptLayer(NamedTuple):
-    """One layer of one prompt; sparsities are means over heads.
-
-    Shares of "those read most" are of as many entries as stay; NaN where nothing was read, or none stays.
-    """
+    """One layer of one prompt, means over heads; "those read most" are as many as stay; NaN: none is read or stays."""
 
     record: str
     layer: int

@@ -165,10 +165,7 @@ class Manifest:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleRecord(Measured):
-    """One sample of one arm and task: all that scoring and reports need without a model.
-
-    ``score`` is of this sample alone (``TaskMetric.score``); a prediction is a text, or each choice's log-likelihood.
-    """
+    """One sample of an arm and task, its own ``score``; a prediction is a text, or choices' log-likelihoods."""
 
     id: str
     kind: str

@@ -102,10 +102,7 @@ def further_turns(family: Family, messages: Sequence[Message], **variables: obje
 
 
 def as_turns(messages: Sequence[Message]) -> list[Turn]:
-    """Return messages as turns, what the system says in front of the first question, as training puts it.
-
-    For chat formats that are no template. What one says in several messages is joined by line breaks.
-    """
+    """Return messages as turns for chat formats without a template, the system's words before the first question."""
     told, said = "", list[Message]()
     for number, message in enumerate(messages, 1):
         role, last = message["role"], said[-1]["role"] if said else None

@@ -109,10 +109,7 @@ class RunningRows:
         self._say([row], logits_1V)
 
     def step(self) -> None:
-        """Say a token of every row; those that must not share a pass take one each.
-
-        What evicts while decoding counts, and may fail, by itself, and some angles depend on the longest row.
-        """
+        """Say a token of every row; those that must not share a pass (they evict, or angles differ) take one each."""
         family, bank = self._backbone.family, self._backbone.bank
         alone = [row for row in self.rows if row.cache.evictor is not None or family.length_dependent]
         together = [row for row in self.rows if row not in alone]

@@ -145,10 +145,7 @@ class ScienceQAScores(MeanScores):
 
 
 def llava_letter(text: str) -> str | None:
-    """Find the letter as LLaVA does: alone, before ". " at the start, or in the one "The answer is X."; else None.
-
-    Space or a line break around a letter hides it, as in the original, whose model strips its answers first.
-    """
+    """Find LLaVA's letter: alone (no space), before ". " at the start, or in one "The answer is X."; else None."""
     if text in tuple(LETTERS):
         return text
     if len(text) >= 3 and text[0] in LETTERS and text[1:3] == ". ":

@@ -109,10 +109,7 @@ class Run:
 
 @dataclass(frozen=True)
 class ArmResults:
-    """An arm with all of its seeds; ``runs`` are by task, then by seed, both in order.
-
-    Its name has no seed, nor has the anchor of its facts, which are those of the first run.
-    """
+    """An arm with its seeds; ``runs`` by task, then seed; its name has no seed, its facts are the first run's."""
 
     name: str
     facts: ArmFacts

@@ -98,10 +98,7 @@ def score_part(arm: ArmResults, task: str, name: str | None = None) -> Estimate 
 
 
 def _difference_part(arm: ArmResults, anchor: ArmResults, task: str) -> Estimate | str | None:
-    """Subtract anchor from arm on a task, paired by sample; words where they cannot be paired.
-
-    Seeds that both have are paired with each other; where they share none, each of the arm's meets the anchor's mean.
-    """
+    """Subtract anchor from arm, paired by sample and shared seed (else with the mean), or say why not."""
     mine, its = score_part(arm, task), score_part(anchor, task)
     if mine is None or its is None:
         return None

@@ -150,10 +150,7 @@ def scene_attributes(text: str) -> dict[str, Counter[str]]:
 
 
 def attribute_f1(prediction: str, answer: str) -> dict[str, float]:
-    """Return the F1 of each attribute's multiset: 2 |both| / (|found| + |wanted|), 1 where neither names any.
-
-    It does not say whether a colour stands at *its* place: ``scene_f1`` does.
-    """
+    """Return each attribute's multiset F1, 1 where neither names any; whose colour it is, ``scene_f1`` says."""
     found, wanted = scene_attributes(prediction), scene_attributes(answer)
     scores = {}
     for name in ATTRIBUTES:

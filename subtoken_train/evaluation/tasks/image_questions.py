@@ -217,10 +217,7 @@ class AI2D(ImageChoices):
 
 
 class MMStar(ImageChoices):
-    """MMStar (Chen et al., arXiv:2403.20330): questions that cannot be answered without the image, options in them.
-
-    lmms-eval's words end without a full stop here. The Hub's one file is not named by the split.
-    """
+    """MMStar (arXiv:2403.20330), options in the question; lmms-eval's words without a stop; one file on the Hub."""
 
     scored_by = MMStarAccuracy
 

@@ -46,10 +46,7 @@ class POPEScores(TaskMetric):
 
 
 def first_sentence_answer(text: str) -> str:
-    """Return ``no`` if a word of the first sentence is No, no or not; else ``yes``, for nothing and "NO" too.
-
-    Commas are removed, and words are separated by single spaces (a line break separates nothing).
-    """
+    """Return ``no`` for a word No, no or not (parted by spaces, commas out) of the first sentence, else ``yes``."""
     words = text.partition(".")[0].replace(",", "").split(" ")
     return "no" if {"No", "not", "no"} & set(words) else "yes"
 
