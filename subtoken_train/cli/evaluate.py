@@ -20,10 +20,8 @@ from subtoken_train.cli.command_line import (
     hourly_price,
 )
 from subtoken_train.cli.terminal import counter, quiet_libraries
-from subtoken_train.documents import parse_yaml
 from subtoken_train.errors import check_word, plain, refuse, shell_words
 from subtoken_train.outputs import check_place
-from subtoken_train.resources import named_recipe, recipe_text
 from subtoken_train.settings import FLAGGED
 
 if TYPE_CHECKING:
@@ -148,11 +146,6 @@ FILE_ONLY = ("image_folder", "max_new_tokens")
 def _run_grids(args: argparse.Namespace) -> int:
     from subtoken_train.evaluation.runner.spec import SUITES
 
-    if args.config is not None:
-        content = parse_yaml(recipe_text(path := named_recipe(args.config, "grid")), str(path))
-        keys = content.keys() if isinstance(content, dict) else set()
-        instead = f"train it: subtoken-train fit --config {shell_words(args.config)}"
-        refuse((keys >= {"model", "data"}, f"{args.config} is a recipe, not a grid of arms and tasks; {instead}"))
     if args.suite is not None:
         check_word("suite", args.suite, SUITES)
     grids = [] if args.suite else _grids(args)  # a mistake in one is said before torch is loaded
@@ -206,7 +199,7 @@ def _grids(args: argparse.Namespace) -> list[Grid]:
     shared["data_root"] = None if args.data_root is None else Path(args.data_root)
     out = None if args.out is None else Path(args.out)
     if args.config is not None:
-        return [read_grid(named_recipe(args.config, "grid"), out=out, **shared)]
+        return [read_grid(Path(args.config), out=out, **shared)]
     if args.suite is not None:
         return suite(args.suite, out or Path("results") / args.suite, **shared)
     settings = {key: value for key, value in shared.items() if value is not None}

@@ -60,9 +60,7 @@ def diagnose(backbone: CompressedBackbone, batches: Iterable[Batch]) -> Diagnosi
     if backbone.bank is None:
         raise ValueError("a token-only arm routes nothing, so there is nothing to diagnose; use a routed adapter")
     if (budget := backbone.bank.config.budget) in ("bytes", "delayed"):
-        raise ValueError(
-            f"budget {budget!r} drops keys, too, which Figure 1 does not show; use another budget's adapter"
-        )
+        raise ValueError(f"budget {budget!r} drops keys, too, which Figure 1 does not show; use another adapter")
     found = [_count(backbone, backbone.bank, batch) for batch in batches]
     if not any(int(each.rank_tokens_R.sum()) for each in found):
         raise ValueError("none of the prompts has a token to route (no image?); choose other --data")

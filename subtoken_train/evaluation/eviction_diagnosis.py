@@ -129,9 +129,7 @@ def watch_generation(
         raise ValueError(f"eviction_every={compression.every}: nothing is evicted while it is watched; leave it out")
     if compression.threshold is not None:
         label = compression.threshold.label
-        raise ValueError(
-            f"a budget is diagnosed, and eviction_keep {label} is a threshold; give a share, eviction_keep=0.2"
-        )
+        raise ValueError(f"eviction_keep {label} is a threshold, and a budget is diagnosed; give a share, such as 0.2")
     layers: list[WatchedEntries] = []
     cache = PackedCache(backbone.family.shape.num_layers)
     packed = [WatchedLayer() for _ in cache.layers]

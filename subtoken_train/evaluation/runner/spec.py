@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from subtoken_train.documents import parse_yaml
-from subtoken_train.errors import check_range, check_word
+from subtoken_train.errors import check_range, check_word, refuse, shell_words
 from subtoken_train.evaluation.tasks import TASKS
 from subtoken_train.inference.arm_spec import ArmSpec, Written
 from subtoken_train.outputs import locked
@@ -102,6 +102,9 @@ def expand_arms(content: object, written: Written = "key") -> list[ArmSpec]:
 def read_grid(path: Path, **overrides: Any) -> Grid:
     """Read a grid's YAML, keys as in ``Grid``; an override that is not None replaces what the file says."""
     content = parse_yaml(recipe_text(found := named_recipe(path, "grid")), str(found))
+    instead = f"train it: subtoken-train fit --config {shell_words(path)}"
+    is_recipe = isinstance(content, dict) and content.keys() >= {"model", "data"}
+    refuse((is_recipe, f"{path} is a recipe, not a grid of arms and tasks; {instead}"))
     try:
         read = vars(typed(_File, content, str(path)))
     except ValueError as error:

@@ -280,10 +280,8 @@ def check_room(length: int, task: str, least: int, otherwise: str = "") -> None:
     """Refuse a length that leaves no room for a task's shortest text of ``least`` tokens or words."""
     answer = NEW_TOKENS[family(task)]
     if least > length - answer:
-        leaves = f"length {length} leaves {length - answer} tokens or words for a prompt of {task}"
-        raise ValueError(
-            f"{leaves}, and its shortest text has {least}; raise it to {least + answer} or more{otherwise}"
-        )
+        leaves = f"length {length} leaves {length - answer} tokens or words for a prompt of {task}, and its shortest"
+        raise ValueError(f"{leaves} text has {least}; raise it to {least + answer} or more{otherwise}")
 
 
 def largest_fitting(fits: Callable[[int], bool], near: int, low: int, most: int | None = None) -> int:

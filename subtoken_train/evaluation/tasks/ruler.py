@@ -140,9 +140,7 @@ class Ruler(LongContext):
             raise ValueError(f"{row.place} has no answer; fetch the file again")
         question, prefix = values["question"], values["answer_prefix"]
         if not prefix and self.compresses_question and not self.chat:
-            raise ValueError(
-                f"{row.place} has no answer prefix to continue from; ask with question: kept, or chat: true"
-            )
+            raise ValueError(f"{row.place} has no answer prefix; ask with question: kept, or chat: true")
         return ruler_sample(self, values["task"], name, (values["context"], question, prefix), values["answer"])
 
     def _read_task(self, path: Path) -> list[Sample]:

@@ -83,10 +83,8 @@ class TextVQA(ImageQuestions):
         question, *rest = row.text("text").split("\n")
         tokens = len(rest) == 2 and rest[0].startswith(self.ocr_line.rstrip())
         if not tokens and (self.ocr or len(rest) != 1):
-            raise ValueError(
-                f"{row.place}: a text must have a line each for the question, '{self.ocr_line}...' and how to answer "
-                f"(the second may be absent with ocr=False); got {row.values['text']!r}"
-            )
+            lines = f"a line each for the question, '{self.ocr_line}...' (unless ocr=False) and how to answer"
+            raise ValueError(f"{row.place}: a text must have {lines}; got {row.values['text']!r}")
         return question, "\n".join([question, *rest] if self.ocr else [question, rest[-1]])
 
 
