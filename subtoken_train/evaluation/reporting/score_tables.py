@@ -255,21 +255,18 @@ class ScoreTable:
 def make_tables(arms: Sequence[ArmResults]) -> tuple[ScoreTable, ...]:
     """Make the table of the paper's tasks, and those of all other image and text tasks, as far as there are results."""
     present = sorted({task for arm in arms for task in arm.runs})
-    tables = []
+    tables, falling = [], dict[str, list[str]]()
+    for run in (run for arm in arms for runs in arm.runs.values() for run in runs.values() if not run.higher_is_better):
+        falling.setdefault(run.manifest.task, []).append(run.manifest.primary.replace("_", " "))
+    below = {task: f"{task} ({', '.join(_once(names))}, lower is better)" for task, names in falling.items()}
     if any(task in PAPER_TASKS for task in present):
         columns = {**PAPER_TASKS, **{mean: mean for mean in MEANS}}
         tables.append(_table("Scores, the paper's layout", columns, arms))
     for modality in get_args(Modality):
         others = [task for task in present if task not in PAPER_TASKS and TASKS[task].modality == modality]
         if others:
-            tables.append(_table(f"Scores, {modality} tasks", {task: _heading(task, arms) for task in others}, arms))
+            tables.append(_table(f"Scores, {modality} tasks", {task: below.get(task, task) for task in others}, arms))
     return tuple(tables)
-
-
-def _heading(task: str, arms: Sequence[ArmResults]) -> str:
-    runs = [run for arm in arms for run in arm.runs.get(task, {}).values()]
-    falling = _once([run.manifest.primary for run in runs if not run.higher_is_better])
-    return f"{task} ({', '.join(falling).replace('_', ' ')}, lower is better)" if falling else task
 
 
 def anchor_of(arm: ArmResults, arms: Sequence[ArmResults]) -> ArmResults | None:

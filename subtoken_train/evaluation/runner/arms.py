@@ -150,7 +150,7 @@ def describe_arm(spec: ArmSpec, pool: ModelPool) -> Arm:
         backbone=spec.backbone or (spec.adapter if config is None or config.merged else config.backbone.path) or "",
         adapter=spec.adapter,
         reducer=f"{reducer.name} {reducer.keep_ratio:.6g}" if reducer.acts else "-",
-        groups=groups_words(routing),
+        groups="-" if routing is None else routing.words,
         eviction=compression.label,
         protocol=spec.protocol,
         acts=acts if acts == "-" or spec.protocol == "query_aware" else f"{acts} of the context",
@@ -185,11 +185,6 @@ def _has_template(family: Family, backbone: str) -> bool | None:
     settings = folder / "tokenizer_config.json"
     content = read_json(settings) if settings.is_file() else {}
     return isinstance(content, dict) and bool(content.get("chat_template"))
-
-
-def groups_words(routing: RoutingConfig | None) -> str:
-    """Return ``S16K4 linear``, or ``-`` where whole values are kept."""
-    return "-" if routing is None else routing.words
 
 
 def arm_name(spec: ArmSpec, config: AdapterConfig | None = None) -> str:

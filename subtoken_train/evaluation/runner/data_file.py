@@ -20,7 +20,6 @@ from subtoken_train.errors import SubTokenWarning, unknown_name
 from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evaluation.metrics.metric import MeanScores
 from subtoken_train.evaluation.results import SampleRecord
-from subtoken_train.evaluation.runner.arms import groups_words
 from subtoken_train.evaluation.runner.cell import Cell, Continuations, Progress, answered, model_inputs
 from subtoken_train.evaluation.tasks.embedded_tasks import SceneScore, instruction_samples
 from subtoken_train.evaluation.tasks.task import Sample
@@ -187,12 +186,13 @@ def run_of(
     before = backbone.family.visual_tokens() if context_tokens is None else context_tokens
     kept = backbone.reducer.kept_words(before, backbone.family.shape.num_layers)
     compression, records = answers.compression, answers.records
+    routing = backbone.active_routing
     shares = [(x.region_bytes - x.index_bytes) / x.region_dense_bytes for x in records if x.region_dense_bytes]
     spread = {} if compression.threshold is None or not shares else {"realised_deviation": mean_deviation(shares)[1]}
     return {
         "arm": arm,
         "visual_tokens": f"{kept}/{before}",
-        "groups": groups_words(backbone.active_routing),
+        "groups": "-" if routing is None else routing.words,
         "nominal_kv": backbone.promised_fraction([before], compression.key_channels, compression.key_axes),
         "realised_kv": answers.realised,
         "eviction": compression.label,
