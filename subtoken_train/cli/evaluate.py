@@ -151,7 +151,16 @@ def _run_grids(args: argparse.Namespace) -> int:
     grids = [] if args.suite else _grids(args)  # a mistake in one is said before torch is loaded
     quiet_libraries()
     if args.check:
-        return _print_check(grids[0], args.config, args.price)
+        from subtoken_train.cli.run_plan import plan_of_grid
+        from subtoken_train.evaluation.runner.dry_run import check_lines, dry_run, planned_adapter
+
+        lines = check_lines(grids[0], checked := dry_run(grids[0], planned_adapter))
+        if args.config is not None and any(what.startswith("adapter ") for what, _ in checked.wanted):
+            sweep = f"subtoken-train sweep --grid {shell_words(args.config)} (--dry-run: the hours)"
+            lines.append(f"  all of these adapters: {sweep}")
+        lines += ["", "what it needs (a prediction)"]
+        print(*lines, *(f"  {line}" for line in plan_of_grid(checked).lines(args.price)), sep="\n")
+        return 0
     from subtoken_train.evaluation.runner.cell import Processes
     from subtoken_train.evaluation.runner.run import run_grid
     from subtoken_train.inference.pool import device_of
@@ -175,20 +184,6 @@ def _run_grids(args: argparse.Namespace) -> int:
         print_summary(make_report([out]))
         command = f"subtoken-train report {shell_words(out)}"
         print(f"records are in {out}; '{command}' makes tables, curves and a page from them")
-    return 0
-
-
-def _print_check(grid: Grid, config: str | None, price: float | None) -> int:
-    from subtoken_train.cli.run_plan import plan_of_grid
-    from subtoken_train.evaluation.runner.dry_run import check_lines, dry_run, planned_adapter
-
-    checked = dry_run(grid, planned_adapter)
-    lines = check_lines(grid, checked)
-    if config is not None and any(what.startswith("adapter ") for what, _ in checked.wanted):
-        sweep = f"subtoken-train sweep --grid {shell_words(config)} (--dry-run: the hours)"
-        lines.append(f"  all of these adapters: {sweep}")
-    lines += ["", "what it needs (a prediction)", *(f"  {line}" for line in plan_of_grid(checked).lines(price))]
-    print(*lines, sep="\n")
     return 0
 
 

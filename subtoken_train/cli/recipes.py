@@ -10,7 +10,6 @@ import errno
 import os
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,7 +72,17 @@ _NAMES, _PLACE = "a recipe's file, or a shipped recipe's name", "file or folder 
 
 def run(args: Namespace) -> int:
     if args.action == "ls":
-        _list_recipes(args.word)
+        lines = {
+            name: f"{'grid · ' if is_grid(recipe_text(path)) else ''}{first_comment(path)}"
+            for name, path in recipe_files().items()
+        }
+        chosen = [name for name in lines if all(word.lower() in f"{name} {lines[name]}".lower() for word in args.word)]
+        missing = f"no recipe has {' and '.join(args.word)} in its name or first line; 'recipes ls' lists all"
+        refuse((not chosen, missing))
+        width = max(len(name.rpartition("/")[2]) for name in chosen)
+        for folder, names in groupby(chosen, key=lambda name: name.rpartition("/")[0]):
+            rows = (f"  {name.rpartition('/')[2]:<{width}}  {lines[name]}".rstrip() for name in names)
+            print(f"{folder}/", *rows, sep="\n")
         return 0
     if args.action == "schema":
         print(resource(f"recipes/{'grid' if args.grid else 'recipe'}.schema.json").read_text(encoding="utf-8"), end="")
@@ -94,20 +103,6 @@ def run(args: Namespace) -> int:
     write_whole(target, text, args.overwrite)
     print(f"wrote {target}")
     return 0
-
-
-def _list_recipes(words: Sequence[str] = ()) -> None:
-    lines = {
-        name: f"{'grid · ' if is_grid(recipe_text(path)) else ''}{first_comment(path)}"
-        for name, path in recipe_files().items()
-    }
-    chosen = [name for name in lines if all(word.lower() in f"{name} {lines[name]}".lower() for word in words)]
-    if not chosen:
-        raise ValueError(f"no recipe has {' and '.join(words)} in its name or first line; 'recipes ls' lists all")
-    width = max(len(name.rpartition("/")[2]) for name in chosen)
-    for folder, names in groupby(chosen, key=lambda name: name.rpartition("/")[0]):
-        rows = (f"  {name.rpartition('/')[2]:<{width}}  {lines[name]}".rstrip() for name in names)
-        print(f"{folder}/", *rows, sep="\n")
 
 
 def say_needs(path: Path) -> None:

@@ -16,7 +16,6 @@ from subtoken_train.outputs import check_new, write_whole
 
 if TYPE_CHECKING:
     from subtoken_train.evaluation.reporting.report import Report
-    from subtoken_train.evaluation.reporting.score_tables import ScoreTable
 
 FILES = {"markdown": "report.md", "csv": "report.csv", "latex": "report.tex", "html": "report.html"}
 _RECORD = ".written.json"
@@ -84,30 +83,26 @@ def write_report(
 
 def print_summary(report: Report) -> None:
     """A table of all arms, and what is wrong with any of them."""
-    for table in report.tables:
-        print(*_summary(table), sep="\n")
-    flags = (f"{row.arm.name}: {flag}" for table in report.tables for row in table.rows for flag in row.flags)
-    for flag in dict.fromkeys(flags):
-        print(flag)
-
-
-def _summary(scores: ScoreTable) -> list[str]:
     from subtoken_train.benchmarking.comparison import aligned_columns
     from subtoken_train.evaluation.reporting.report import NOTHING, measured_text, nominal_text
     from subtoken_train.evaluation.reporting.score_tables import MEANS, Estimate
 
-    shown = [key for key in scores.columns if any(row.scores[key] for row in scores.rows)]
-    means = [key for key in shown if key in MEANS]
-    if means and all(any(row.scores[key] for key in means) for row in scores.rows):
-        shown = means
-    words = "fractions in %; second lines: KV measured, difference to the anchor. Intervals and n are in the files"
-    if any(figure is not None and figure.marks for row in scores.rows for figure in row.scores.values()):
-        words += ". *: incomplete or partial"
-    lines = [["arm", "KV nominal", *(scores.columns[key] for key in shown)]]
-    for row in scores.rows:
-        figures = [row.scores[key] for key in shown]
-        values = [NOTHING if each is None else each.value_text + ("*" if each.marks else "") for each in figures]
-        apart = [row.differences.get(key) for key in shown]
-        lines.append([plain(row.arm.name), nominal_text(row.arm.facts), *values])
-        lines.append(["", measured_text(row), *(x.value_text if isinstance(x, Estimate) else "" for x in apart)])
-    return [scores.title, *aligned_columns(lines), words]
+    for scores in report.tables:
+        shown = [key for key in scores.columns if any(row.scores[key] for row in scores.rows)]
+        means = [key for key in shown if key in MEANS]
+        if means and all(any(row.scores[key] for key in means) for row in scores.rows):
+            shown = means
+        words = "fractions in %; second lines: KV measured, difference to the anchor. Intervals and n are in the files"
+        if any(figure is not None and figure.marks for row in scores.rows for figure in row.scores.values()):
+            words += ". *: incomplete or partial"
+        lines = [["arm", "KV nominal", *(scores.columns[key] for key in shown)]]
+        for row in scores.rows:
+            figures = [row.scores[key] for key in shown]
+            values = [NOTHING if each is None else each.value_text + ("*" if each.marks else "") for each in figures]
+            apart = [row.differences.get(key) for key in shown]
+            lines.append([plain(row.arm.name), nominal_text(row.arm.facts), *values])
+            lines.append(["", measured_text(row), *(x.value_text if isinstance(x, Estimate) else "" for x in apart)])
+        print(scores.title, *aligned_columns(lines), words, sep="\n")
+    flags = (f"{row.arm.name}: {flag}" for table in report.tables for row in table.rows for flag in row.flags)
+    for flag in dict.fromkeys(flags):
+        print(flag)

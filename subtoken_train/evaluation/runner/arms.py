@@ -56,10 +56,6 @@ class Arm:
     calibration_sha256: str | None
     chat_template: bool | None = field(default=None, compare=False)
 
-    def layer_tokens(self, reducer: Reducer) -> list[int]:
-        """Return how many of ``tokens`` each layer holds under a reducer."""
-        return reducer.layer_tokens(self.tokens, self.shape.num_layers)
-
     def compression(self) -> Compression:
         """Return what happens after the prompt's pass; rounded as the reducer is, up for anchors."""
         return self.spec.compression(self.reducer.round_up)
@@ -260,12 +256,12 @@ def _serves(other: Arm, arm: Arm, solved: Reducer) -> bool:
 
     Its LoRA is the arm's own, or was trained under just that; at no length may it keep fewer.
     """
-    known = other.spec.adapter is not None and not other.spec.overrides
+    known, layers = other.spec.adapter is not None and not other.spec.overrides, arm.shape.num_layers
     return (
         other.routing is None
         and other.facts.backbone == arm.facts.backbone
         and _kind(other.reducer) == _kind(solved)
-        and other.layer_tokens(other.reducer) == arm.layer_tokens(solved)
+        and other.reducer.layer_tokens(other.tokens, layers) == solved.layer_tokens(arm.tokens, layers)
         and other.reducer.round_up
         and other.reducer.keep_ratio >= solved.keep_ratio * (1 - WRITTEN)
         and _compression(other.spec, other.spec.eviction_keep) == _compression(arm.spec, _anchor_keep(arm.spec))

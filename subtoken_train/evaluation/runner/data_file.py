@@ -97,11 +97,9 @@ def answer_samples(
 ) -> Answers:
     """Answer samples without choices greedily, those together whose places are a batch; each is in one batch.
 
-    ``measures`` hold the other figures of the cell's metric and, where the cell has references, under teacher forcing:
-    ``token_accuracy``, the share of their tokens that are the greedy choice, and ``log_likelihood``, their mean
-    log-probability in nats. Both are read from the cache that the answer is decoded from, so that all compression shows
-    in them, but for the first token after an eviction of the whole prompt; with ``eviction_every`` no such cache is
-    left.
+    ``measures``: other figures of the metric and, of references under teacher forcing on the answer's own cache,
+    ``token_accuracy`` (share of greedy choices) and ``log_likelihood`` (mean, nats): an eviction of the whole prompt
+    does not show in the first token, and ``eviction_every`` leaves no such cache.
     """
     samples, metric, compression, clock = cell.samples, cell.metric, cell.compression, time.perf_counter()
     assert isinstance(metric, MeanScores)

@@ -132,11 +132,7 @@ def scene_score(kind: str | None, prediction: str, answer: str) -> float:
 
 
 def scene_attributes(text: str) -> dict[str, Counter[str]]:
-    """Return the places, colours and digits that a description names, in either style, each with how often.
-
-    A word counts by itself, whatever stands beside it. A digit with ``none`` right after it is one that the scene does
-    not have (``list`` goes through all ten) and does not count.
-    """
+    """Return a description's places, colours and digits, counted; a digit before ``none`` is not in the scene."""
     words = text.split()
     found: dict[str, Counter[str]] = {name: Counter() for name in ATTRIBUTES}
     for word, following in zip(words, [*words, ""][1:], strict=True):

@@ -212,11 +212,7 @@ def _cells(path: Path, reader: Reader) -> Iterator[tuple[str, list[str]]]:
 
 
 def parquet_files(folder: Path, split: str, config: str | None = None) -> list[Path]:
-    """Return the Parquet files of one split, in order; empty where there is none.
-
-    The folder is as ``hf download OWNER/NAME --repo-type dataset --local-dir folder`` leaves it, or one configuration's
-    folder of it; ``config`` names that folder (None: the default one, ``data`` or ``default``).
-    """
+    """Return a split's Parquet files in order, as ``hf download`` leaves them; ``config`` None: the default."""
     below = ("data", "default", "") if config is None else (config, "")
     patterns = (f"{split}-*-of-*.parquet", f"{split}.parquet")
     places = (sorted((folder / name).glob(pattern)) for name in below for pattern in patterns)
