@@ -248,7 +248,7 @@ def _scores(table: ScoreTable, report: Report) -> Section:
         for key, heading in table.columns.items():
             scores[heading] = row.scores[key]
             if key in printed:
-                scores[f"{heading}, paper"] = f"{row.printed[key]:.2f}" if key in row.printed else NOTHING
+                scores[f"{heading}, paper"] = f"{row.printed[key]:.2f}" if key in row.printed else None
         rows.append({"arm": title, "id": row.arm.name, **budget, **scores})
         if row.anchor is not None:
             apart = dict.fromkeys(scores, "") | {
