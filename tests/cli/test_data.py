@@ -173,8 +173,7 @@ def test_every_benchmark_says_where_it_comes_from_and_an_empty_folder_is_none(ca
 
 def test_a_whole_set(questions, capsys):
     out = printed(capsys, "data", "local", "--root", questions, silent=True)
-    assert f"{questions}: 3 samples\n" in out
-    assert out.endswith("  3 images opened: 3 x 2, 3 x 2, 3 x 2\nreadable: 3 samples\n")
+    assert out.endswith(f"{questions}: 3 samples\nreadable: 3 samples\n")
 
 
 def test_a_part_of_a_set(tmp_path, capsys):
