@@ -273,10 +273,10 @@ class RulerSynthetic(MadeTexts, LongContext):
         return lambda size: MAKERS[task].make(Random(f"{self.seed}-{task}-{number}"), size, **often)
 
     def _check_room(self, task: str, make: Callable[[int], Text], count: Callable[[str], int]) -> None:
-        check_room(self.length, task, count(make(MAKERS[task].smallest).whole), f", or leave {task} out of tasks")
+        check_length(self.length, task, count(make(MAKERS[task].smallest).whole), f", or leave {task} out of tasks")
 
 
-def check_room(length: int, task: str, least: int, otherwise: str = "") -> None:
+def check_length(length: int, task: str, least: int, otherwise: str = "") -> None:
     """Refuse a length that leaves no room for a task's shortest text of ``least`` tokens or words."""
     answer = NEW_TOKENS[family(task)]
     if least > length - answer:
@@ -355,7 +355,7 @@ class NeedleMap(MadeTexts, LongContext):
     def check_lengths(self) -> None:
         sentences, count = self._sentences(), token_counter(self.tokenizer)
         for length, number in product(self.lengths, range(self.samples_per_cell)):
-            check_room(length, "niah", count(self._text(sentences, number, 1, 0.0).whole))
+            check_length(length, "niah", count(self._text(sentences, number, 1, 0.0).whole))
 
     def samples(self) -> list[Sample]:
         """Make samples length by length, then depth by depth; ids are both and the needle's number."""

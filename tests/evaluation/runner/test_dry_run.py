@@ -76,7 +76,7 @@ def test_what_is_missing_is_listed(tmp_path):
         f"calibration {file}": f"subtoken-train calibrate prefixkv --adapter runs/tiny_fastv25/adapter --out {file}",
         "files of chartqa": "subtoken-train data chartqa",
     }
-    assert [(task.source, task.samples) for task in checked.tasks] == [(str(tmp_path / "pope"), 7), (None, 7)]
+    assert [(task.source, samples) for task, samples in checked.tasks] == [(str(tmp_path / "pope"), 7), (None, 7)]
     assert check_lines(grid, checked)[0].startswith("1 arms x 2 tasks, 14 answers")
 
 
