@@ -26,10 +26,7 @@ def products() -> AbstractContextManager[object]:
 
 
 class WideProducts(TorchFunctionMode):
-    """Within it, linear maps of bfloat16 numbers, by autocast too, are those of fp32, rounded; forward and backward.
-
-    Frozen weights are held in fp32 beside the model, which takes twice its bytes more.
-    """
+    """Within it linear maps of bfloat16 numbers are those of fp32, rounded; frozen weights are held in fp32, too."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -80,10 +80,7 @@ def filled(
     entries: int,
     whole: int = 0,
 ) -> PackedCache:
-    """A packed cache of one sample, its states drawn layer by layer, K of S groups of every entry chosen at random.
-
-    ``whole``: of the last entries, as of a question after its context, all groups are kept.
-    """
+    """A packed cache of one sample with drawn states and K of S groups an entry; of the last ``whole`` ones all."""
     cache = PackedCache(layers)
     for layer in cache.layers:
         (key, value), marks = states(entries), None

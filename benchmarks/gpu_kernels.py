@@ -74,10 +74,7 @@ def graphed_steps(decoder: Decoder, entries: int, pairs: int) -> dict[str, Any]:
 
 @torch.no_grad()
 def share_of_copy(decoder: Decoder, entries: int, pairs: int) -> dict[str, Any]:
-    """What the attention of all layers reads a second, over what a copy on the device reads and writes a second.
-
-    All layers take their turn, so that no layer's entries are still in a device's cache from the time before.
-    """
+    """What all layers' attention reads a second (each in turn, no warm cache), over what a device copy moves."""
     found: dict[str, Any] = {"entries": entries, "gigabytes_per_second": {}, "share": {}}
     query = torch.randn(1, HEADS, 1, HEAD_DIM, device=decoder.device, dtype=decoder.dtype)
     for name in ("routed", "token_only"):

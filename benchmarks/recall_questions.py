@@ -11,10 +11,7 @@ from subtoken_train.inference.compression import Compression
 
 
 def recall_cell(records: RecallRecords) -> Cell:
-    """What is asked; a reference answer is labelled as in training, end-of-text included.
-
-    Unlike the task ``recall``, which asks in text, the context's tokens are those that were drawn.
-    """
+    """What is asked, in the tokens that were drawn; a reference answer is labelled as in training."""
     drawn = [records[i] for i in range(len(records))]
     texts, pad_id = {sample.text.record_id: sample.text for sample in drawn}, padding_id(records.task.tokenizer)
     prompts = {name: replace(text, input_ids=text.input_ids[: text.prompt_length]) for name, text in texts.items()}

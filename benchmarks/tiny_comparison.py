@@ -87,10 +87,7 @@ def scene_questions(asked: Questions) -> Path:
 
 
 def answer_recall(backbone: CompressedBackbone, task: RecallTask, asked: Questions, batch_size: int = 32) -> Answers:
-    """Held-out contexts (the split's English, facts drawn for them), each asked for several of its facts at once.
-
-    The score of a context is the share of its asked facts whose code is stated exactly.
-    """
+    """Held-out contexts, each asked for several facts at once; score: the share of codes that is stated exactly."""
     records = RecallRecords(task, asked.split, asked.count, asked.seed)
     return answer_samples(backbone, recall_cell(records), list(in_batches(range(asked.count), batch_size)))
 

@@ -28,10 +28,7 @@ TRIALS = ("first", "visionzip", "beyond", "fill", "screens")
 
 
 def table() -> str:
-    """Scores in %, and the router's difference to its anchor, paired over seeds and questions.
-
-    An arm that has other seeds than the row's says how many.
-    """
+    """Scores in %, and the router's paired difference to its anchor; an arm with other seeds says how many."""
     arms = read_records(RESULTS / "matched")
     head = ["ranking", "visual KV", "asked", *ROLES.values(), "router less anchor", "unrouted"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]

@@ -75,10 +75,7 @@ class Turns:
 def our_fit(
     case: Case, reducer: Reducer, routing: RoutingConfig | None, steps: int, device: str, dtype: torch.dtype
 ) -> Loop:
-    """A fit as ``subtoken-train fit`` runs it: recipe's trainer, module, loader.
-
-    Left out: validation, and the handlers of signals, which only the main thread may install.
-    """
+    """A fit as ``subtoken-train fit`` runs it, without validation and handlers of signals."""
     compressed, _ = assemble(case.family(device, dtype), case.lora, reducer, routing)
     rates = OptimizerConfig(learning_rate=LEARNING_RATE, schedule="constant")
     module = SubTokenModule(

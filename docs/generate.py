@@ -10,9 +10,8 @@ from making.families import families_page
 from making.fields import fields_page
 from making.methods import methods_page
 from making.pictures import cache_picture, stages_picture
+from making.schemas import grid_schema, recipe_schema
 from making.settings import arguments_page, arms_page, own_router_page, serving_page
-
-from subtoken_train.cli.schemas import grid_schema, recipe_schema
 
 FOLDER = Path(__file__).resolve().parent
 PAGES = {

@@ -84,12 +84,6 @@ def recipe_text(path: Path, max_bytes: int = 2**20) -> str:
     return read_text(path, max_bytes)
 
 
-def recipe_file(path: Path) -> Path:
-    """Return the file behind a shipped recipe: its own, or its base's where the recipe is a name."""
-    row = None if path.exists() else read_names(path.parent).get(path.stem)
-    return path if row is None else path.with_name(f"{row.base}.yaml")
-
-
 def find_recipe(given: str | Path) -> Path | None:
     """Return the file that a user means: one that exists, else a shipped recipe; None if the path leads nowhere.
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
-from subtoken_train.resources import first_comment, recipe_file, recipe_files, resource
+from subtoken_train.resources import first_comment, read_names, recipe_files, resource
 
 HEAD = """# Catalogue of recipes
 
@@ -87,6 +87,11 @@ def shelf_page(shelf: Shelf) -> str:
             file = recipe_file(files[name]).relative_to(resource("recipes")).as_posix()
             parts.append(f"| [`{PurePosixPath(name).name}`](../{file}) | {said} | {anchor} |\n")
     return "".join(parts)
+
+
+def recipe_file(path: Path) -> Path:
+    """Return the file behind a shipped recipe: its own, or its base's where the recipe is a name."""
+    return path if path.exists() else path.with_name(f"{read_names(path.parent)[path.stem].base}.yaml")
 
 
 def _folders() -> dict[str, list[str]]:

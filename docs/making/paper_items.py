@@ -5,8 +5,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from making.catalogue import recipe_file
 from subtoken_train.documents import read_yaml
-from subtoken_train.resources import recipe_file, shipped_recipe
+from subtoken_train.resources import shipped_recipe
 from subtoken_train.typed import typed
 
 ROOT = Path(__file__).resolve().parents[2]

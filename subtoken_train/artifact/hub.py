@@ -65,10 +65,7 @@ MODELS = {name: _model(**row) for name, row in published_models()["fetched"].ite
 
 
 def check_fetched(path: str) -> None:
-    """Raise ``ValueError`` with the command that fetches a backbone, where it is one of these and its folder is absent.
-
-    ``checkpoints/NAME`` reads as a Hub id too, and is none; other ids are left to the Hub.
-    """
+    """Raise ``ValueError`` with the command that fetches one of these backbones (no Hub ids) if it is absent."""
     model, folder = MODELS.get(Path(path).name), Path(resolve(path))
     local = Path(path).parent == Path("checkpoints") or not is_hub_id(path)
     if model is not None and local and not folder.exists():

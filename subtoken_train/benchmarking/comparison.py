@@ -100,10 +100,7 @@ def run_row(
     pairs: int,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Measure one length and batch size; a record as JSON.
-
-    ``progress`` is called with (done, total) after every run of a side.
-    """
+    """Measure one length and batch size, as a JSON record; ``progress`` gets (done, total) after every run."""
     sides, notes = comparison(subject, draw_prompts(subject.family, parts, batch_size), new_tokens)
     done, total = itertools.count(1), len(sides) * (1 + WARMUP + pairs)
     figures = measure(sides, new_tokens, pairs, ran=lambda: progress(next(done), total))

@@ -175,10 +175,7 @@ def memory_sides(subject: Subject, prompts: Batch) -> dict[str, Side]:
 def measure_memory(
     subject: Subject, progress: Callable[[int, int], object] = lambda done, total: None
 ) -> dict[str, Any]:
-    """Run each arm once, no other one's cache alive, and record its peak and its cache as JSON.
-
-    ``progress`` is called with (done, total) after every arm.
-    """
+    """Run each arm alone, and record its peak and cache as JSON; ``progress`` gets (done, total)."""
     parts, found = memory_prompt(subject.family), dict[str, Any]()
     sides = memory_sides(subject, draw_prompts(subject.family, parts, 1))
     for name, side in sides.items():

@@ -32,24 +32,6 @@ WARMUP = 1
 """Rounds of a comparison before those that count."""
 
 
-def interleaved(
-    actions: Mapping[str, Callable[[], object]],
-    pairs: int,
-    warmup: int = 2,
-    clock: Callable[[], float] = time.perf_counter,
-) -> dict[str, list[float]]:
-    """Seconds of each action, in turns: every round runs each of them once, in an order that alternates."""
-    seconds: dict[str, list[float]] = {name: [] for name in actions}
-    for name, counts in turns(list(actions), pairs, warmup):
-        _synchronise()
-        start = clock()
-        actions[name]()
-        _synchronise()
-        if counts:
-            seconds[name].append(clock() - start)
-    return seconds
-
-
 def turns(names: Sequence[str], pairs: int, warmup: int) -> Iterator[tuple[str, bool]]:
     """Yield the name whose turn it is, and True if it counts; a round has each name once, in an alternating order."""
     for turn in range(warmup + pairs):
@@ -88,16 +70,14 @@ def hardware() -> dict[str, Any]:
     }
 
 
-def _synchronise() -> None:
+def synchronise() -> None:
+    """Wait for the GPU, if there is one."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 class LiveTensors(TorchDispatchMode):
-    """Counts storages once each, those of ``held`` from the start, until nothing refers to them; one thread (a CPU).
-
-    Sees forward, backward and optimiser. Does not see what a kernel allocates and frees inside.
-    """
+    """Counts live storages once each, ``held`` from the start; one thread (a CPU), blind inside a kernel."""
 
     def __init__(self, held: Iterable[Tensor] = ()) -> None:
         TorchDispatchMode.__init__(self)
@@ -162,13 +142,13 @@ class SideFigures:
 
 def run_side(side: Side, new_tokens: int, clock: Clock = time.perf_counter) -> tuple[float, float]:
     """Seconds of a side's prompts and of its forced steps together; inside its turn."""
-    _synchronise()
+    synchronise()
     start = clock()
     logits_BV = side.prefill()
-    _synchronise()
+    synchronise()
     middle = clock()
     force(side, logits_BV, new_tokens)
-    _synchronise()
+    synchronise()
     return middle - start, clock() - middle
 
 
@@ -208,7 +188,7 @@ def hold(side: Side, new_tokens: int) -> SideFigures:
     held = [tensor for tensor in vars(prompts).values() if isinstance(tensor, Tensor)]
     held += tensors_of(side.family.model) + ([] if bank is None else tensors_of(bank))
     if on_gpu := device.type == "cuda":
-        _synchronise()
+        synchronise()
         torch.cuda.reset_peak_memory_stats(device)
     live: Any = nullcontext() if on_gpu else LiveTensors(held)
     with side.turn():
@@ -217,7 +197,7 @@ def hold(side: Side, new_tokens: int) -> SideFigures:
         before, entries = side.held(), side.entries()
         with live:
             force(side, logits_BV, new_tokens)
-        _synchronise()
+        synchronise()
         peak = torch.cuda.max_memory_allocated(device) if on_gpu else live.peak
         return SideFigures(side.words, side.kernel(), entries, before, side.held(), peak)
 

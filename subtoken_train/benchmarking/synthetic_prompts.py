@@ -58,10 +58,7 @@ class PromptParts:
 
 
 def prompt_parts(family: Family, length: int | None = None) -> PromptParts:
-    """The parts of a prompt of ``length`` tokens.
-
-    None: one image and the paper's text, or a text of 2,048 tokens (of half the positions, where there are fewer).
-    """
+    """The parts of a prompt of so many tokens; None: an image and the paper's text, or 2,048 of text at most."""
     if family.image_token_id is None:
         most = position_bound(family.decoder.config) or TEXT_LENGTH
         length = min(TEXT_LENGTH, most // 2) if length is None else length

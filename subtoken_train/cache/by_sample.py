@@ -80,10 +80,7 @@ class Share:
 
 
 def sample_shares(blocks: list[Block], tail_BhTd: Tensor, fill_bytes: int = 0, basis_bytes: int = 0) -> list[Share]:
-    """Return each sample's share of a layer's blocks; ``total_bytes`` add up to its payload and index bytes.
-
-    What a block stores once for all of its rows is divided among them. The tail gives batch, heads and width.
-    """
+    """Return each sample's share of a layer's blocks, what is stored once divided; ``total_bytes`` add up."""
     batch, heads, _, width = tail_BhTd.shape
     filled, basis = fill_bytes // batch, basis_bytes // batch
     shares = [Share(filled + basis, routed_bytes=filled, basis_bytes=basis) for _ in range(batch)]

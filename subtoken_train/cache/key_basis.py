@@ -32,10 +32,7 @@ RIDGE = 0.01  # share of the mean energy of a channel of queries that is added t
 
 @lru_cache
 def rotation(width: int, device: torch.device) -> Tensor:
-    """Return an orthogonal matrix, fp32 [width, width]: Hadamard's, in the largest blocks that divide it.
-
-    Its signs are Rudin's and Shapiro's, so that vectors whose channels are alike are spread too.
-    """
+    """Return Hadamard's orthogonal matrix in its largest blocks, fp32 [width, width], signs of Rudin and Shapiro."""
     place = torch.arange(width) % (width & -width)
     return (1 - 2 * parity(place & place >> 1))[:, None].to(device) * hadamard(width, device)
 
@@ -90,10 +87,7 @@ class KeyBasis(ABC):
 
 @dataclass(frozen=True)
 class BalancedBasis(KeyBasis):
-    """Keys that are centred, balanced and rotated, so that rounding costs less.
-
-    ``size_Bh1d`` is s, fp16; its mean logarithm is 0 in every head.
-    """
+    """Keys centred, balanced by s (``size_Bh1d``, fp16, mean log 0 a head), rotated: rounding costs less."""
 
     size_Bh1d: Tensor
 
@@ -142,10 +136,7 @@ class BalancedBasis(KeyBasis):
 
 @dataclass(frozen=True)
 class MirroredBasis(KeyBasis):
-    """Keys that are centred and turned by reflections, so that cutting channels costs less.
-
-    ``mirrors_Bhdr``: V, fp16; ``joint_Bhrr``: T, fp32, both of ``mirrors_of``.
-    """
+    """Keys centred and turned by reflections, to be cut; ``mirrors_Bhdr``: V, fp16; ``joint_Bhrr``: T, fp32."""
 
     mirrors_Bhdr: Tensor
     joint_Bhrr: Tensor

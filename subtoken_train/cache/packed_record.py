@@ -136,10 +136,7 @@ class PackedRecord:
 
 @dataclass(frozen=True)
 class PackedShape:
-    """Shape of a model's cache; ``axes`` of a position id: 1, or 3 under mRoPE.
-
-    ``mirrors`` of the basis that the keys of a layer with cut ones are turned to; 0: they are not.
-    """
+    """Shape of a model's cache; ``axes`` of a position id: 1 or 3 (mRoPE); ``mirrors`` of cut keys' basis, or 0."""
 
     batch: int
     kv_heads: int

@@ -53,10 +53,7 @@ def _option_names(parser: ArgumentParser) -> set[str]:
 
 
 def check_options(parser: ArgumentParser, argv: Sequence[str]) -> None:
-    """Raise a worded ``ValueError`` at the first ``--option`` that the parser does not have.
-
-    Runs before parsing, because argparse names a missing required option before it names a misspelt one.
-    """
+    """Refuse the first unknown ``--option``, before argparse names a missing one."""
     known = _option_names(parser)
     for token in takewhile(lambda token: token != "--", argv):
         name = token.split("=", 1)[0]
@@ -173,10 +170,7 @@ def arm_options(args: Namespace) -> dict[str, Any]:
 
 
 def flagged_arm(args: Namespace, **model: str | None) -> ArmSpec:
-    """Return the arm that the options name: an adapter, or ``--backbone`` alone; what is not there is refused here.
-
-    Call it before ``quiet_libraries``: a wrong name needs no torch.
-    """
+    """Return the arm that the options name; what is not there is refused here, before torch is loaded."""
     from subtoken_train.artifact.hub import adapter_folder, check_there
     from subtoken_train.inference.arm_spec import ArmSpec
 

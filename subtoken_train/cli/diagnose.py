@@ -44,13 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--limit", type=int, default=256, help="only the first N prompts (default: 256)")
     add_settings(parser, *EVICTION_SETTINGS)
     add("--protocol", metavar="query_aware|context_first", help="whether the eviction sees the question")
-    add("--new-tokens", type=int, metavar="N", help=f"generated after each prompt at most (default: {NEW_TOKENS})")
 
 
 def run(args: argparse.Namespace) -> int:
-    check_counts(args, "limit", "new_tokens")
-    asked = args.protocol or args.new_tokens
-    refuse((args.eviction is None and asked, "--protocol and --new-tokens need --eviction NAME, for instance snapkv"))
+    check_counts(args, "limit")
+    refuse((args.eviction is None and args.protocol, "--protocol needs --eviction NAME, for instance snapkv"))
     check_package("matplotlib", "report", "drawing a diagnosis")
     spec = flagged_arm(args, adapter=args.adapter)
     if args.adapter is None and args.eviction is None:
@@ -73,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     if args.eviction is None:
         table, note = _routers(backbone, prompts, folder)
     else:
-        table, note = _eviction(backbone, spec, args.new_tokens or NEW_TOKENS, prompts, folder)
+        table, note = _eviction(backbone, spec, prompts, folder)
     print(*table, sep="\n")
     print(f"{note}{', '.join(sorted(path.name for path in folder.iterdir()))} written to {folder}")
     return 0
@@ -94,18 +92,18 @@ def _routers(backbone: CompressedBackbone, prompts: Iterator[Batch], folder: Pat
 
 
 def _eviction(
-    backbone: CompressedBackbone, spec: ArmSpec, new_tokens: int, prompts: Iterator[Batch], folder: Path
+    backbone: CompressedBackbone, spec: ArmSpec, prompts: Iterator[Batch], folder: Path
 ) -> tuple[list[str], str]:
     from subtoken_train.evaluation import eviction_diagnosis as watched
 
     compression = spec.compression()
     compression.check(backbone.family)
-    rows = watched.diagnose_eviction(backbone.eval(), prompts, compression, spec.protocol, new_tokens)
+    rows = watched.diagnose_eviction(backbone.eval(), prompts, compression, spec.protocol, NEW_TOKENS)
     with new_folder(folder) as partial:
         watched.write_eviction_tables(rows, partial)
         watched.draw_eviction(rows, compression.label, partial)
     means, phases = watched.eviction_layers(rows)[PRINTED], watched.phase_correlation(rows)
-    kept = f"{compression.label}: what it would keep, beside what up to {new_tokens} tokens read of the whole cache."
+    kept = f"{compression.label}: what it would keep, beside what up to {NEW_TOKENS} tokens read of the whole cache."
     note = f"{kept}\nSparsity of prompt and generated tokens correlates over layers: {phases:.3f} (Pearson).\n"
     return _table(list(means.columns), means.itertuples(index=False)), note
 

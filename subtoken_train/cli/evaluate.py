@@ -20,10 +20,8 @@ from subtoken_train.cli.command_line import (
     hourly_price,
 )
 from subtoken_train.cli.terminal import counter, quiet_libraries
-from subtoken_train.documents import parse_yaml
 from subtoken_train.errors import check_word, plain, refuse, shell_words
 from subtoken_train.outputs import check_place
-from subtoken_train.resources import named_recipe, recipe_text
 from subtoken_train.settings import FLAGGED
 
 if TYPE_CHECKING:
@@ -72,7 +70,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_counts(args, "batch_size", "max_new_tokens", "max_length", "limit")
-    _check_modes(args)
+    mode = next(name for name in ("data", "tasks", "config", "suite") if getattr(args, name) is not None)
+    strangers: list[str] = [*(GRID_ONLY if mode == "data" else FILE_ONLY), *(["check"] if mode == "suite" else [])]
+    check_unused(args, strangers, f"does not apply to --{mode}; leave it out")
+    if mode in ("config", "suite"):
+        check_unused(args, map(flag_name, FLAGGED), f"does not apply to --{mode}, whose arms say it; leave it out")
     if args.price is not None and not args.check:
         raise ValueError("--price needs --check, which predicts the GPU hours")
     return _run_grids(args) if args.data is None else _run_file(args)
@@ -137,36 +139,28 @@ def _difference(first: Run, other: Run) -> str:
     return f"{first['arm']} less {other['arm']}: {mean} [{low}, {high}] {where}; {verdict}"
 
 
-GRID_KEYS = ("arms", "tasks", "out", "data_root", "limit", "batch_size", "max_length", "anchors")
 GRID_ONLY = ("protocol", "data_root", "anchors", "device", "check")
 FILE_ONLY = ("image_folder", "max_new_tokens")
-
-
-def _check_modes(args: argparse.Namespace) -> None:
-    mode = next(name for name in ("data", "tasks", "config", "suite") if getattr(args, name) is not None)
-    grid = mode in ("config", "suite")
-    strangers: list[str] = [*(GRID_ONLY if mode == "data" else FILE_ONLY), *(["check"] if mode == "suite" else [])]
-    check_unused(args, strangers, f"does not apply to --{mode}; leave it out")
-    if grid:
-        check_unused(args, map(flag_name, FLAGGED), f"does not apply to --{mode}, whose arms say it; leave it out")
 
 
 def _run_grids(args: argparse.Namespace) -> int:
     from subtoken_train.evaluation.runner.spec import SUITES
 
-    if args.config is not None:
-        content = parse_yaml(recipe_text(path := named_recipe(args.config, "grid")), str(path))
-        keys = content.keys() if isinstance(content, dict) else set()
-        instead = f"train it: subtoken-train fit --config {shell_words(args.config)}"
-        refuse((keys >= {"model", "data"}, f"{args.config} is a recipe, not a grid of arms and tasks; {instead}"))
-        for key in keys:
-            check_word(f"key of {path}", key, GRID_KEYS)
     if args.suite is not None:
         check_word("suite", args.suite, SUITES)
     grids = [] if args.suite else _grids(args)  # a mistake in one is said before torch is loaded
     quiet_libraries()
     if args.check:
-        return _print_check(grids[0], args.config, args.price)
+        from subtoken_train.cli.run_plan import plan_of_grid
+        from subtoken_train.evaluation.runner.dry_run import check_lines, dry_run, planned_adapter
+
+        lines = check_lines(grids[0], checked := dry_run(grids[0], planned_adapter))
+        if args.config is not None and any(what.startswith("adapter ") for what, _ in checked.wanted):
+            sweep = f"subtoken-train sweep --grid {shell_words(args.config)} (--dry-run: the hours)"
+            lines.append(f"  all of these adapters: {sweep}")
+        lines += ["", "what it needs (a prediction)"]
+        print(*lines, *(f"  {line}" for line in plan_of_grid(checked).lines(args.price)), sep="\n")
+        return 0
     from subtoken_train.evaluation.runner.cell import Processes
     from subtoken_train.evaluation.runner.run import run_grid
     from subtoken_train.inference.pool import device_of
@@ -193,20 +187,6 @@ def _run_grids(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print_check(grid: Grid, config: str | None, price: float | None) -> int:
-    from subtoken_train.cli.run_plan import plan_of_grid
-    from subtoken_train.evaluation.runner.dry_run import check_lines, dry_run, planned_adapter
-
-    checked = dry_run(grid, planned_adapter)
-    lines = check_lines(grid, checked)
-    if config is not None and any(what.startswith("adapter ") for what, _ in checked.wanted):
-        sweep = f"subtoken-train sweep --grid {shell_words(config)} (--dry-run: the hours)"
-        lines.append(f"  all of these adapters: {sweep}")
-    lines += ["", "what it needs (a prediction)", *(f"  {line}" for line in plan_of_grid(checked).lines(price))]
-    print(*lines, sep="\n")
-    return 0
-
-
 def _grids(args: argparse.Namespace) -> list[Grid]:
     from subtoken_train.evaluation.runner.spec import Grid, TaskSpec, expand_arms, read_grid, suite
 
@@ -214,7 +194,7 @@ def _grids(args: argparse.Namespace) -> list[Grid]:
     shared["data_root"] = None if args.data_root is None else Path(args.data_root)
     out = None if args.out is None else Path(args.out)
     if args.config is not None:
-        return [read_grid(named_recipe(args.config, "grid"), out=out, **shared)]
+        return [read_grid(Path(args.config), out=out, **shared)]
     if args.suite is not None:
         return suite(args.suite, out or Path("results") / args.suite, **shared)
     settings = {key: value for key, value in shared.items() if value is not None}

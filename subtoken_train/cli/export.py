@@ -85,7 +85,11 @@ def run(args: argparse.Namespace) -> int:
         write_adapter(out, config, parts, peft_model, args.overwrite, sections)
     print(f"{'merged checkpoint' if args.merge_lora else 'adapter folder'}: {out}")
     if destination is not None:
-        publish(out, destination, _retry(args))
+        retry = ["subtoken-train", "export", args.source, args.out, "--overwrite", "--push-to-hub", args.push_to_hub]
+        for option in ("backbone", "metrics", "revision", "message"):
+            retry += [f"--{option}", value] if (value := getattr(args, option)) else []
+        flags = {"--merge-lora": args.merge_lora, "--private": args.private}
+        publish(out, destination, [*retry, *(flag for flag, given in flags.items() if given)])
     return 0
 
 
@@ -99,15 +103,6 @@ def publish(folder: Path, destination: Destination, retry: list[str]) -> None:
         again = f"Try again with: {shell_words(*retry)}"
         raise UncutError(f"{folder} is written, but not published: {error}. {again}") from error
     print(f"published: {address}")
-
-
-def _retry(args: argparse.Namespace) -> list[str]:
-    words = ["subtoken-train", "export", args.source, args.out, "--overwrite", "--push-to-hub", args.push_to_hub]
-    for option in ("backbone", "metrics", "revision", "message"):
-        if value := getattr(args, option):
-            words += [f"--{option}", value]
-    flags = ("merge-lora", "private")
-    return words + [f"--{flag}" for flag in flags if getattr(args, flag.replace("-", "_"))]
 
 
 _PNG, _MAX_PICTURE = b"\x89PNG\r\n\x1a\n", 2**20

@@ -237,10 +237,7 @@ def _open_run(cli: RecipeCLI, resume: Path | None, folder: RunFolder) -> None:
 
 
 def train(cli: RecipeCLI, resume: Path | None, folder: RunFolder) -> int:
-    """Fit and return the exit code; whatever ends it early, the user learns where to go on.
-
-    A user's error before the first step goes on to ``guarded``: there is nothing to go on from.
-    """
+    """Fit and return the exit code; whatever ends it after a step, the user learns where to go on."""
     try:
         # weights_only: a checkpoint is data, nothing in it is run
         cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=resume and state_path(resume), weights_only=True)

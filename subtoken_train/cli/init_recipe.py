@@ -217,7 +217,12 @@ def own_recipe(data: OwnData, chosen: Chosen, folder: Path, out: Path, name: str
         files = {"train_file": str(out / "train.json"), "val_file": str(out / "dev.json"), "image_folder": str(folder)}
         band, samples = {**content["data"], **files}, len(data.splits["train"])
         if chosen.is_embedded:
-            lengths = _raise_length(band, *longest_record(data, chosen))
+            longest, positions = longest_record(data, chosen)
+            before, band["max_length"] = band["max_length"], max(band["max_length"], min(longest, positions))
+            if band["max_length"] > before:
+                beyond = f", and more than {positions:,} are cut" if longest > positions else ""
+                takes = f"instead of {before:,}: a record takes {longest:,} tokens{beyond}"
+                lengths = [f"data.max_length {band['max_length']:,} {takes}"]
     else:
         band, samples = _text_band(data, chosen, out)
     trainer = content["trainer"]
@@ -252,14 +257,6 @@ def own_recipe_text(content: dict[str, Any], chosen: Chosen, path: Path, data: P
         bigger = f"    # path: {_BIGGER}  # a bigger one; get it: subtoken-train data {Path(_BIGGER).name}\n"
         text = text.replace(own := f"    path: {LAPTOP_PATH}\n", own + bigger, 1)
     return with_schema(header) + text
-
-
-def _raise_length(band: dict[str, Any], longest: int, positions: int) -> list[str]:
-    before, band["max_length"] = band["max_length"], max(band["max_length"], min(longest, positions))
-    if band["max_length"] == before:
-        return []
-    beyond = f", and more than {positions:,} are cut" if longest > positions else ""
-    return [f"data.max_length {band['max_length']:,} instead of {before:,}: a record takes {longest:,} tokens{beyond}"]
 
 
 def _text_band(data: OwnData, chosen: Chosen, out: Path) -> tuple[dict[str, Any], int]:

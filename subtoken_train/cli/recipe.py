@@ -251,11 +251,7 @@ def _plain(value: Any) -> Any:
 
 
 def midway_evaluator(config: EvaluationConfig, attention: str) -> Evaluate:
-    """A function from a backbone to its scores on the recipe's ``evaluation`` band; the data are read at once.
-
-    Scores are means: ``accuracy`` over all questions (exact match; F1 of the objects for scene descriptions), and one
-    per kind where the records name several.
-    """
+    """A function from a backbone to mean scores on the ``evaluation`` band: ``accuracy``, and each kind's."""
     _check_attention(attention)
     records = InstructionRecords(config.data, config.image_folder, config.images_outside_folder)
 
@@ -292,11 +288,7 @@ class SortedTensorBoard(TensorBoardLogger):
 
 
 def run_loggers(given: Any, folder: Path, anew: bool) -> list[Logger]:
-    """Loggers that write below ``folder``/logs, and the given ones (``trainer.logger``; False for none at all).
-
-    A later part of a run must not delete the CSV log of its first: it gets ``csv-2``, ``csv-3``... unless the run
-    begins ``anew``, and what lies there will have been renamed.
-    """
+    """Loggers below ``folder``/logs, and the given ones; a later part logs into ``csv-2``, unless ``anew``."""
     if given is False:
         return []
     names = (f"csv-{number}" if number > 1 else "csv" for number in count(1))

@@ -7,6 +7,7 @@ import argparse
 import os
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from types import ModuleType
 from typing import Any
 
@@ -21,11 +22,9 @@ def keys_text(source: RecipeSource) -> str:
     schema, content = shipped_schema(), dict[str, Any]()
     if source.contents:
         content = {"model": {"reducer": {"name": source.reducer}}, "data": {source.data_kind: None}}
-        if source.reducer not in REDUCERS.builtin:
-            from subtoken_train.cli.schemas import recipe_schema
-
-            schema = recipe_schema()
     keys = dict(recipe_keys(schema, content))
+    if source.contents and source.reducer not in REDUCERS.builtin:  # another package's
+        keys |= {f"model.reducer.{field.name}": str(field.type) for field in fields(REDUCERS.find(source.reducer))}
     width = max(map(len, keys))
     return "\n".join(f"  --{key:<{width}}  {words}" for key, words in keys.items())
 

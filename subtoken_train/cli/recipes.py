@@ -7,11 +7,9 @@ Under a value gate the fair twin keeps the gate, over every group. No group is d
 from __future__ import annotations
 
 import errno
-import json
 import os
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +26,7 @@ from subtoken_train.resources import (
     is_grid,
     recipe_files,
     recipe_text,
+    resource,
     shipped_recipe,
     with_schema,
 )
@@ -56,7 +55,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     words = "show only recipes whose folder, name or first line has every word"
     listing.add_argument("word", metavar="WORD", nargs="*", help=words)
     actions.add_parser("show", help="print a recipe").add_argument("name", metavar="NAME")
-    schema = actions.add_parser("schema", help="print the JSON schema of recipes, with the methods installed here")
+    schema = actions.add_parser("schema", help="print the JSON schema of recipes")
     schema.add_argument("--grid", action="store_true", help="that of grids")
     for action, words, name, names, place in (
         ("copy", "write a recipe to a file of your own", "NAME", None, "DEST"),
@@ -73,13 +72,20 @@ _NAMES, _PLACE = "a recipe's file, or a shipped recipe's name", "file or folder 
 
 def run(args: Namespace) -> int:
     if args.action == "ls":
-        _list_recipes(args.word)
+        lines = {
+            name: f"{'grid · ' if is_grid(recipe_text(path)) else ''}{first_comment(path)}"
+            for name, path in recipe_files().items()
+        }
+        chosen = [name for name in lines if all(word.lower() in f"{name} {lines[name]}".lower() for word in args.word)]
+        missing = f"no recipe has {' and '.join(args.word)} in its name or first line; 'recipes ls' lists all"
+        refuse((not chosen, missing))
+        width = max(len(name.rpartition("/")[2]) for name in chosen)
+        for folder, names in groupby(chosen, key=lambda name: name.rpartition("/")[0]):
+            rows = (f"  {name.rpartition('/')[2]:<{width}}  {lines[name]}".rstrip() for name in names)
+            print(f"{folder}/", *rows, sep="\n")
         return 0
     if args.action == "schema":
-        quiet_libraries()
-        from subtoken_train.cli.schemas import grid_schema, recipe_schema
-
-        print(json.dumps(grid_schema() if args.grid else recipe_schema(), indent=1))
+        print(resource(f"recipes/{'grid' if args.grid else 'recipe'}.schema.json").read_text(encoding="utf-8"), end="")
         return 0
     source = find_recipe(args.name) if args.action == "anchor" else shipped_recipe(args.name)
     if source is None:
@@ -97,20 +103,6 @@ def run(args: Namespace) -> int:
     write_whole(target, text, args.overwrite)
     print(f"wrote {target}")
     return 0
-
-
-def _list_recipes(words: Sequence[str] = ()) -> None:
-    lines = {
-        name: f"{'grid · ' if is_grid(recipe_text(path)) else ''}{first_comment(path)}"
-        for name, path in recipe_files().items()
-    }
-    chosen = [name for name in lines if all(word.lower() in f"{name} {lines[name]}".lower() for word in words)]
-    if not chosen:
-        raise ValueError(f"no recipe has {' and '.join(words)} in its name or first line; 'recipes ls' lists all")
-    width = max(len(name.rpartition("/")[2]) for name in chosen)
-    for folder, names in groupby(chosen, key=lambda name: name.rpartition("/")[0]):
-        rows = (f"  {name.rpartition('/')[2]:<{width}}  {lines[name]}".rstrip() for name in names)
-        print(f"{folder}/", *rows, sep="\n")
 
 
 def say_needs(path: Path) -> None:

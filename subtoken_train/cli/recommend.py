@@ -75,11 +75,7 @@ def measured_on(arms: Sequence[MeasuredArm], models: Collection[str]) -> list[Me
 
 
 def least(arms: Sequence[MeasuredArm], models: Collection[str], budget: float, goal: str) -> MeasuredArm | None:
-    """Return the arm in a budget that loses least, on several models: where it loses most; of equals the smallest.
-
-    ``budget`` is the share of the full cache's bytes that an arm may take on each model, ``goal`` one of ``GOALS``;
-    arms without a record on one of the models are left out.
-    """
+    """Return the arm in a budget (share of bytes) that loses least of a goal, on the worst model; None: no record."""
     fit = [each for each in measured_on(arms, models) if each.bytes_on(models) <= budget]
     lost = {each.arm: max(float(each.on[model][goal][0]) for model in models) for each in fit}
     return min(fit, key=lambda each: (lost[each.arm], each.bytes_on(models)), default=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,6 @@ from subtoken_train.outputs import check_new, write_whole
 
 if TYPE_CHECKING:
     from subtoken_train.evaluation.reporting.report import Report
-    from subtoken_train.evaluation.reporting.score_tables import ScoreTable
 
 FILES = {"markdown": "report.md", "csv": "report.csv", "latex": "report.tex", "html": "report.html"}
 _RECORD = ".written.json"
@@ -56,11 +55,12 @@ def run(args: argparse.Namespace) -> int:
 def write_report(
     folders: list[Path],
     out: Path,
-    formats: Iterable[str] = FILES,
+    formats: Collection[str] = tuple(FILES),
     overwrite: bool = False,
     named: bool = False,
 ) -> Report:
     """Work out and write a report; an earlier one is written anew where nobody changed it and ``out`` was not named."""
+    from subtoken_train.evaluation.reporting import exports
     from subtoken_train.evaluation.reporting.report import make_report
 
     content = read_json(out / _RECORD) if (out / _RECORD).is_file() else {}
@@ -68,7 +68,12 @@ def write_report(
     there = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.is_file() and not named}
     check_new([path for path in files if path not in there or there[path] != written.get(path.name)], overwrite)
     report = make_report(folders, counter("runs scored"))
-    texts = {path: _writer(name)(report) for path, name in files.items()}
+    write = {"markdown": exports.report_markdown, "csv": exports.report_csv, "latex": exports.report_latex}
+    if "html" in formats:  # the only one that draws
+        from subtoken_train.evaluation.reporting.page import report_html
+
+        write["html"] = report_html
+    texts = {path: write[name](report) for path, name in files.items()}
     for path, text in texts.items():
         write_whole(path, text)
     digests = {path.name: hashlib.sha256(text.encode()).hexdigest() for path, text in texts.items()}
@@ -76,42 +81,28 @@ def write_report(
     return report
 
 
-def _writer(name: str) -> Callable[[Report], str]:
-    if name == "html":  # the only one that draws
-        from subtoken_train.evaluation.reporting.page import report_html
-
-        return report_html
-    from subtoken_train.evaluation.reporting.exports import report_csv, report_latex, report_markdown
-
-    return {"markdown": report_markdown, "csv": report_csv, "latex": report_latex}[name]
-
-
 def print_summary(report: Report) -> None:
     """A table of all arms, and what is wrong with any of them."""
-    for table in report.tables:
-        print(*_summary(table), sep="\n")
-    flags = (f"{row.arm.name}: {flag}" for table in report.tables for row in table.rows for flag in row.flags)
-    for flag in dict.fromkeys(flags):
-        print(flag)
-
-
-def _summary(scores: ScoreTable) -> list[str]:
     from subtoken_train.benchmarking.comparison import aligned_columns
     from subtoken_train.evaluation.reporting.report import NOTHING, measured_text, nominal_text
     from subtoken_train.evaluation.reporting.score_tables import MEANS, Estimate
 
-    shown = [key for key in scores.columns if any(row.scores[key] for row in scores.rows)]
-    means = [key for key in shown if key in MEANS]
-    if means and all(any(row.scores[key] for key in means) for row in scores.rows):
-        shown = means
-    words = "fractions in %; second lines: KV measured, difference to the anchor. Intervals and n are in the files"
-    if any(figure is not None and figure.marks for row in scores.rows for figure in row.scores.values()):
-        words += ". *: incomplete or partial"
-    lines = [["arm", "KV nominal", *(scores.columns[key] for key in shown)]]
-    for row in scores.rows:
-        figures = [row.scores[key] for key in shown]
-        values = [NOTHING if each is None else each.value_text + ("*" if each.marks else "") for each in figures]
-        apart = [row.differences.get(key) for key in shown]
-        lines.append([plain(row.arm.name), nominal_text(row.arm.facts), *values])
-        lines.append(["", measured_text(row), *(x.value_text if isinstance(x, Estimate) else "" for x in apart)])
-    return [scores.title, *aligned_columns(lines), words]
+    for scores in report.tables:
+        shown = [key for key in scores.columns if any(row.scores[key] for row in scores.rows)]
+        means = [key for key in shown if key in MEANS]
+        if means and all(any(row.scores[key] for key in means) for row in scores.rows):
+            shown = means
+        words = "fractions in %; second lines: KV measured, difference to the anchor. Intervals and n are in the files"
+        if any(figure is not None and figure.marks for row in scores.rows for figure in row.scores.values()):
+            words += ". *: incomplete or partial"
+        lines = [["arm", "KV nominal", *(scores.columns[key] for key in shown)]]
+        for row in scores.rows:
+            figures = [row.scores[key] for key in shown]
+            values = [NOTHING if each is None else each.value_text + ("*" if each.marks else "") for each in figures]
+            apart = [row.differences.get(key) for key in shown]
+            lines.append([plain(row.arm.name), nominal_text(row.arm.facts), *values])
+            lines.append(["", measured_text(row), *(x.value_text if isinstance(x, Estimate) else "" for x in apart)])
+        print(scores.title, *aligned_columns(lines), words, sep="\n")
+    flags = (f"{row.arm.name}: {flag}" for table in report.tables for row in table.rows for flag in row.flags)
+    for flag in dict.fromkeys(flags):
+        print(flag)

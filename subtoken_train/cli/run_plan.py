@@ -238,7 +238,7 @@ def added(each: Iterable[RunPlan]) -> RunPlan:
 
 def plan_of_grid(checked: DryRun) -> RunPlan:
     """Return the plan of a grid's evaluation: prompts' passes and records, without answers' tokens and adapters."""
-    counts = [task.samples for task in checked.tasks if task.samples is not None]
+    counts = [samples for _, samples in checked.tasks if samples is not None]
     backbones = {arm.arm.facts.backbone: arm.laid_out.parameters for arm in checked.arms}
     missing = tuple(each for path, size in backbones.items() for each in _absent(path, size))
     if len(counts) < len(checked.tasks):

@@ -75,12 +75,7 @@ class SweepRun:
 
 @dataclass
 class Fits:
-    """Runs that are to be trained, each after what it starts from.
-
-    Attributes:
-        later: those that start from another run of the list: name -> that run's name.
-        standing: adapters of a grid that are there; ``published``: those that are read as Hub ids.
-    """
+    """Runs to train; ``later``: name -> the run that it starts from; other adapters are there or on the Hub."""
 
     name: str
     runs: list[SweepRun] = field(default_factory=list)

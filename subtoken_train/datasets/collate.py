@@ -159,10 +159,7 @@ def _regions(ids: list[int], visual: list[bool], answer: list[bool], bos_token_i
 
 
 class Collator:
-    """Turns records into a ``Batch``, images opened; ``max_length`` counts visual tokens too.
-
-    ``padding_side``: ``right`` for training, ``left`` for generation, which leaves the last answer out of the prompt.
-    """
+    """Turns records into a ``Batch``; ``max_length`` counts visual tokens; on the ``left`` the last answer is out."""
 
     def __init__(
         self,

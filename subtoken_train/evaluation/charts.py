@@ -83,10 +83,7 @@ def draw_cells(
     first: int = 0,
     ends: tuple[float, float] | None = None,
 ) -> None:
-    """Draw a cell per value, row ``first`` at the top; the scale begins at 0.
-
-    ``ends`` are where the first and the last column end; without them, a column is one wide around 0, 1, 2, ...
-    """
+    """Draw a cell per value, row ``first`` at the top, scale from 0; ``ends``: where first and last column end."""
     left, right = ends or (-0.5, len(rows[0]) - 0.5)
     extent = (left, right, first + len(rows) - 0.5, first - 0.5)
     picture = axes.imshow(rows, cmap="Blues", vmin=0, aspect="auto", extent=extent, interpolation="nearest")
@@ -107,10 +104,7 @@ def image_of(figure: Figure) -> Image.Image:
 
 @styled
 def svg_of(figure: Figure, name: str, title: str, description: str) -> Markup:
-    """Draw the figure as an element of a page; all of its ids begin with ``name``, which is unique there.
-
-    A screen reader says ``title`` first, then ``description``.
-    """
+    """Draw the figure as an element of a page; its ids begin with ``name``; readers hear title and description."""
     buffer = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     with warnings.catch_warnings():

@@ -35,10 +35,7 @@ from subtoken_train.types import Batch, in_compressed_region
 
 @dataclass
 class Observation:
-    """One pass over a batch of prompts, per routed layer: routed tokens and kept groups are bool [B, N] and [B, N, S].
-
-    ``relevance`` is alpha_j, attention of the query region on every token, fp32 [B, N], empty unless asked for.
-    """
+    """Routed tokens and kept groups, bool [B, N] and [B, N, S], and alpha_j, fp32 [B, N] or empty, per routed layer."""
 
     routed: dict[int, Tensor]
     masks: dict[int, Tensor]
@@ -63,9 +60,7 @@ def diagnose(backbone: CompressedBackbone, batches: Iterable[Batch]) -> Diagnosi
     if backbone.bank is None:
         raise ValueError("a token-only arm routes nothing, so there is nothing to diagnose; use a routed adapter")
     if (budget := backbone.bank.config.budget) in ("bytes", "delayed"):
-        raise ValueError(
-            f"budget {budget!r} drops keys, too, which Figure 1 does not show; use another budget's adapter"
-        )
+        raise ValueError(f"budget {budget!r} drops keys, too, which Figure 1 does not show; use another adapter")
     found = [_count(backbone, backbone.bank, batch) for batch in batches]
     if not any(int(each.rank_tokens_R.sum()) for each in found):
         raise ValueError("none of the prompts has a token to route (no image?); choose other --data")

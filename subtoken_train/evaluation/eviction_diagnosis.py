@@ -121,10 +121,7 @@ def watched(method: Eviction, layers: list[WatchedEntries]) -> Eviction:
 def watch_generation(
     backbone: CompressedBackbone, prompts: Batch, compression: Compression, protocol: Protocol, new_tokens: int
 ) -> list[WatchedEntries]:
-    """Generate up to ``new_tokens`` after each prompt with its whole cache; what every layer's entries were worth.
-
-    A token counts once it is read again: the last one generated does not, nor does end-of-text.
-    """
+    """Generate up to ``new_tokens`` with the whole cache; a token counts once it is read again."""
     assert compression.eviction is not None
     if compression.eviction.reads:
         raise ValueError(f"eviction {compression.eviction.name!r} drops nothing that could be read later")
@@ -132,9 +129,7 @@ def watch_generation(
         raise ValueError(f"eviction_every={compression.every}: nothing is evicted while it is watched; leave it out")
     if compression.threshold is not None:
         label = compression.threshold.label
-        raise ValueError(
-            f"a budget is diagnosed, and eviction_keep {label} is a threshold; give a share, eviction_keep=0.2"
-        )
+        raise ValueError(f"eviction_keep {label} is a threshold, and a budget is diagnosed; give a share, such as 0.2")
     layers: list[WatchedEntries] = []
     cache = PackedCache(backbone.family.shape.num_layers)
     packed = [WatchedLayer() for _ in cache.layers]
@@ -156,10 +151,7 @@ def watch_generation(
 
 
 class PromptLayer(NamedTuple):
-    """One layer of one prompt; sparsities are means over heads.
-
-    Shares of "those read most" are of as many entries as stay; NaN where nothing was read, or none stays.
-    """
+    """One layer of one prompt, means over heads; "those read most" are as many as stay; NaN: none is read or stays."""
 
     record: str
     layer: int
@@ -219,10 +211,7 @@ def layer_measures(watched: WatchedEntries) -> tuple[Tensor, ...]:
 
 
 def phase_correlation(rows: list[PromptLayer]) -> float:
-    """Return Pearson's correlation over layers of the prompt's sparsity and that of generated tokens.
-
-    The mean over prompts (VL-Cache, section 3.1); NaN where no prompt has one.
-    """
+    """Return Pearson's correlation over layers of prompt and generated sparsity, mean over prompts; NaN: none."""
     by_prompt = pd.DataFrame(rows).groupby("record")[["prompt_sparsity", "generated_sparsity"]]
     return float(by_prompt.apply(lambda own: own["prompt_sparsity"].corr(own["generated_sparsity"])).mean())
 

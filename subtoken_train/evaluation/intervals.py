@@ -81,9 +81,6 @@ def resampled_means(tables: Sequence[Table], seed: int = 0) -> Floats:
 
 
 def quantile_interval(draws: Floats, level: float = 0.95) -> tuple[float, float]:
-    """Return the percentile interval of bootstrap draws.
-
-    Rounded to 12 places: a sum's last digit depends on the processor, and 0.8225 would be 82.2 here and 82.3 there.
-    """
+    """Return the percentile interval of draws, rounded to 12 places: a sum's last digit is the processor's."""
     low, high = np.quantile(draws.round(12), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)

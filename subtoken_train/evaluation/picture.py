@@ -25,10 +25,7 @@ SIDE, SMALLEST_CELL, TITLE, MARGIN = 640, 24, 36, 8
 
 @dataclass(frozen=True)
 class KeptTokens:
-    """Visual tokens that one layer keeps: of each the share of key-value heads (0: dropped), and the number of groups.
-
-    ``groups_T`` is None and ``num_groups`` 0 without routing.
-    """
+    """Of each visual token the share of heads that keep it (0: dropped), and of its groups (None, 0: no routing)."""
 
     share_T: Tensor
     groups_T: Tensor | None
@@ -78,11 +75,7 @@ def visual_grid(family: Family, batch: Batch) -> tuple[int, int]:
 def kept_picture(
     image: Image.Image, family: Family, batch: Batch, plan: Plan, layers: Sequence[int], dark: bool = False
 ) -> Image.Image:
-    """Draw a panel per layer: kept tokens as they are, dropped ones dimmed, and the number of groups that each kept.
-
-    The prompt is one sample with one image (RGB). A token is dimmed by the share of heads that dropped it; the paper is
-    white, or ``dark``.
-    """
+    """Draw a panel per layer of one sample's image (RGB): tokens dimmed by dropped heads, kept groups counted."""
     rows, columns = visual_grid(family, batch)
     cell = max(SMALLEST_CELL, SIDE // max(rows, columns))
     seen = family.framed(image).resize((columns * cell, rows * cell))

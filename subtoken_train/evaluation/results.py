@@ -87,7 +87,7 @@ class ArmFacts:
 
 @dataclass(frozen=True)
 class Manifest:
-    """One arm on one task: ``rows`` are asked of ``expected_rows``; ``source`` None: the task's own Hub id."""
+    """One arm on one task: ``source`` None: its own Hub id; ``paper``: the score that a paper prints, as printed."""
 
     arm: ArmFacts
     task: str
@@ -99,6 +99,7 @@ class Manifest:
     points: list[str]
     samples_sha256: str
     settings: dict[str, Any] = field(default_factory=dict)
+    paper: float | None = None
 
     @property
     def partial(self) -> bool:
@@ -111,10 +112,7 @@ class Manifest:
         write_whole(folder / MANIFEST_FILE, json.dumps(content, indent=2) + "\n")
 
     def joined(self, folder: Path) -> Manifest | None:
-        """Return the manifest whose answers these join, if there is one; that of another arm or task is refused.
-
-        The anchor is no part of it: it only says whom the arm is compared with. Fewer samples are refused, too.
-        """
+        """Return the manifest that these answers join, if any; another arm (but for its anchor) or task is refused."""
         if not (folder / MANIFEST_FILE).is_file():
             return None
         there, another = Manifest.read(folder), "choose another results folder"
@@ -167,10 +165,7 @@ class Manifest:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleRecord(Measured):
-    """One sample of one arm and task: all that scoring and reports need without a model.
-
-    ``score`` is of this sample alone (``TaskMetric.score``); a prediction is a text, or each choice's log-likelihood.
-    """
+    """One sample of an arm and task, its own ``score``; a prediction is a text, or choices' log-likelihoods."""
 
     id: str
     kind: str
@@ -210,10 +205,7 @@ def prompt_digest(prompt: str, choices: tuple[str, ...] = ()) -> str:
 
 
 def read_samples(folder: Path, asked: Mapping[str, str] | None = None) -> dict[str, SampleRecord]:
-    """Read all finished samples of ``folder``, by id, from the files of all processes; no last line that is cut off.
-
-    ``asked``: id -> ``prompt_digest``; answers to other samples or prompts are refused.
-    """
+    """Read the finished samples by id; with ``asked`` (id -> ``prompt_digest``) others are refused."""
     found: dict[str, SampleRecord] = {}
     for path in sorted(folder.glob(SAMPLES_GLOB)):
         for number, line in enumerate(_lines(path), start=1):

@@ -55,12 +55,16 @@ def column_sums(blocks: Blocks, weight_BN: Tensor | None = None) -> Tensor:
             return probability_BHWN.sum(2)
         return (probability_BHWN * weight_BN.gather(1, index_BW.clamp(min=0))[:, None, :, None]).sum(2)
 
-    return reduce(torch.add, starmap(summed, blocks))
+    total_BHN = sum(starmap(summed, blocks))
+    assert isinstance(total_BHN, Tensor), "no block of rows"
+    return total_BHN
 
 
 def column_largest(blocks: Blocks) -> Tensor:
     """The largest attention that each key receives from any row of ``blocks`` (at least one), [B, H, N] in fp32."""
-    return reduce(torch.maximum, (probability_BHWN.amax(2) for _, probability_BHWN in blocks))
+    found = [probability_BHWN.amax(2) for _, probability_BHWN in blocks]
+    assert found, "no block of rows"
+    return reduce(torch.maximum, found)
 
 
 def over_groups(scores_BHN: Tensor, kv_heads: int, how: GroupReduction = "mean") -> Tensor:

@@ -24,10 +24,7 @@ IMAGE, VIDEO = 1, 2  # values of ``mm_token_type_ids``
 
 
 def video_patches(processor: Any, video: Video, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Return flattened patches [layers * P, channels * pixels] of a video's frames, and its grid [1, 3].
-
-    ``processor``: an image processor; ``size``: (height, width) in pixels that frames are scaled to.
-    """
+    """Return patches [layers * P, channels * pixels] of frames scaled to ``size`` (h, w), and the grid [1, 3]."""
     depth, side = int(processor.temporal_patch_size), int(processor.patch_size)
     frames = [frame.resize(size[::-1], Image.Resampling(processor.resample)) for frame in video.frames]
     made = processor(frames, do_resize=False, return_tensors="pt")

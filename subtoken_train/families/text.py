@@ -18,10 +18,7 @@ from subtoken_train.types import Batch, RenderedPrompt, TowerStatistics, Turn
 
 
 class TextFamily(Family):
-    """Any causal language model that transformers builds on its attention interface.
-
-    Model types that the registry names are known by tests; any other is looked at and run on random tokens (``proof``).
-    """
+    """Any causal language model on transformers' attention interface; an unknown type is run first (``proof``)."""
 
     name = "a language model"
     sees_images = False

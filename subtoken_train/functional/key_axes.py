@@ -45,10 +45,7 @@ def asking(query_BHNd: Tensor, rows_BN: Tensor) -> Tensor:
 
 
 def key_energy(key_BhNd: Tensor, rows_BM: Tensor, kept_BhM: Tensor) -> Tensor:
-    """Mean square of each head's kept keys in each channel, [B, h, d] in fp32; 0 where a head keeps none.
-
-    ``kept_BhM``: heads that keep the entry, bool; [B, 1, M] where all do alike.
-    """
+    """Mean square of each head's ``kept_BhM`` keys in each channel, [B, h, d] in fp32; 0 where there is none."""
     total = key_BhNd.new_zeros(key_BhNd[:, :, 0].shape, dtype=torch.float32)
     for key, marks in in_blocks(key_BhNd, rows_BM, kept_BhM):
         total += (key.square() * marks).sum(2)
@@ -87,10 +84,7 @@ def query_lengths(query_BHNd: Tensor, rows_BN: Tensor, kv_heads: int) -> Tensor:
 
 
 def key_spread(key_BhNd: Tensor, rows_BM: Tensor, kept_BhM: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean [B, h, 1, d] and covariance [B, h, d, d] of the marked keys, fp32; 0 where a head has none.
-
-    ``kept_BhM``: entries of each head that count, bool; [B, 1, M] where all do alike.
-    """
+    """Return mean [B, h, 1, d] and covariance [B, h, d, d] of ``kept_BhM`` keys, fp32; 0 where there is none."""
     batch, heads, _, width = key_BhNd.shape
     count = kept_BhM.sum(-1).clamp(min=1)[..., None, None]
     mean = key_BhNd.new_zeros(batch, heads, 1, width, dtype=torch.float32)
@@ -150,10 +144,7 @@ def output_metric(weight_DHd: Tensor, kv_heads: int, width: int) -> Tensor:
 
 
 def value_axes(moment_hdd: Tensor, metric_hdd: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the maps A of values and their inverses, [h, d, d] each; the sum of the channels' mean squares stays.
-
-    ``moment_hdd``: second moments of each head's values, mean of v v^T.
-    """
+    """Return maps A of values and inverses, [h, d, d] each, by second moments; the mean squares' sum stays."""
     found_hd, basis_hdd = torch.linalg.eigh(metric_hdd.double())
     largest_h1 = found_hd.amax(-1, keepdim=True)
     stretch_hd = found_hd.clamp(min=FLATTEST * largest_h1).where(largest_h1 > 0, torch.ones_like(found_hd)).sqrt()
@@ -169,10 +160,7 @@ def value_axes(moment_hdd: Tensor, metric_hdd: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def first_half(moment_hdd: Tensor, metric_hdd: Tensor, into_hdd: Tensor) -> Tensor:
-    """Return what share of the values' mean squared output the first half of the channels holds: before and after, [2].
-
-    ``moment_hdd`` is of values before the map ``into_hdd``.
-    """
+    """Return the share of the mean squared output in the first half of channels, before and after A, [2]."""
     half = moment_hdd.shape[-1] // 2
     own_hd = (moment_hdd * metric_hdd).diagonal(dim1=-2, dim2=-1)
     mapped_hd = (into_hdd @ moment_hdd.double() @ into_hdd.transpose(-1, -2)).diagonal(dim1=-2, dim2=-1)

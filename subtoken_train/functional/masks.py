@@ -55,10 +55,7 @@ def ranked_counts(rank_BN: Tensor, routed_BN: Tensor, kept_groups: int, num_grou
 
 
 def global_mask(scores_BNS: Tensor, kept_groups: int, routed_BN: Tensor) -> Tensor:
-    """Global budget (paper, section 3.4): the best M = n * K (token, group) pairs of each sample, bool [B, N, S].
-
-    ``n`` is the sample's number of routed tokens (``routed_BN``, bool); other tokens keep nothing.
-    """
+    """Global budget (section 3.4): a sample's best n * K pairs, bool [B, N, S]; n: its routed tokens."""
     routed_BNS = routed_BN[..., None].expand_as(scores_BNS)
     count_B = routed_BN.sum(-1) * kept_groups
     return keep_best(scores_BNS.flatten(1), routed_BNS.flatten(1), count_B).view_as(scores_BNS)
@@ -112,10 +109,7 @@ def kept_histogram(mask_BNS: Tensor, routed_BN: Tensor) -> Tensor:
 
 
 def by_relevance(mask_BNS: Tensor, relevance_BN: Tensor, routed_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Every sample's routed tokens from the most relevant to the least (paper, Figure 1b); ties to the lower index.
-
-    Returns K_j and the relevance in that order; where ``valid_BN`` is False there is no routed token of that rank.
-    """
+    """Each sample's K_j and relevance, most relevant routed token first (Figure 1b), and which ranks are there."""
     order_BN = top_indices(relevance_BN.float().masked_fill(~routed_BN, -torch.inf), routed_BN.shape[1])
     kept_BN, relevance_BN = mask_BNS.sum(-1).gather(1, order_BN), relevance_BN.gather(1, order_BN)
     return kept_BN, relevance_BN, routed_BN.gather(1, order_BN)
@@ -151,10 +145,7 @@ _LEAST_DEVIATION = 1e-4  # equal norms differ by rounding, which must not be blo
 
 
 def head_grams(output_weight: Tensor, num_kv_heads: int, head_dim: int, num_groups: int, layout: Layout) -> Tensor:
-    """Gram matrices of the output projection, ``sum_q W_q^T W_q`` over a key-value head's query heads, fp32 [H, d, d].
-
-    Entries between channels of different groups are zeroed.
-    """
+    """Gram matrices sum_q W_q^T W_q of a key-value head's query heads, fp32 [H, d, d], 0 between groups."""
     columns_DHRd = output_weight.float().reshape(len(output_weight), num_kv_heads, -1, head_dim)
     with torch.autocast(output_weight.device.type, enabled=False):
         gram_Hdd = torch.einsum("xhrd,xhre->hde", columns_DHRd, columns_DHRd)
@@ -165,10 +156,7 @@ def head_grams(output_weight: Tensor, num_kv_heads: int, head_dim: int, num_grou
 
 
 def contribution_norms(value_BNV: Tensor, gram_Hdd: Tensor, num_groups: int, layout: Layout) -> Tensor:
-    """Root of the sum over query heads of ||W_q,g v_g||^2 for every group g, fp32 [B, N, S].
-
-    This is what the group adds where every head attends to the token alike; no product between heads enters.
-    """
+    """Root of the sum over query heads of ||W_q,g v_g||^2, fp32 [B, N, S]; no product between heads enters."""
     num_kv_heads, head_dim = gram_Hdd.shape[:2]
     value_BNHd = value_BNV.float().reshape(*value_BNV.shape[:-1], num_kv_heads, head_dim)
     with torch.autocast(value_BNV.device.type, enabled=False):
@@ -179,10 +167,7 @@ def contribution_norms(value_BNV: Tensor, gram_Hdd: Tensor, num_groups: int, lay
 
 @torch.no_grad()
 def standardised_log(norms_BNS: Tensor, routed_BN: Tensor) -> Tensor:
-    """``log(norm)`` with mean 0 and deviation 1 over the routed (token, group) pairs of each sample, fp32 [B, N, S].
-
-    Unrouted tokens get 0. No gradient.
-    """
+    """``log(norm)``, mean 0, deviation 1 over a sample's routed pairs, fp32 [B, N, S], else 0; no gradient."""
     unrouted_BN1 = ~routed_BN[..., None]
     pairs_B11 = (routed_BN.sum(-1) * norms_BNS.shape[-1]).clamp(min=1)[:, None, None]
     logs_BNS = (norms_BNS.float() + _LEAST_NORM).log().masked_fill(unrouted_BN1, 0)

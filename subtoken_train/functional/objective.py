@@ -10,27 +10,18 @@ IGNORE_INDEX = -100
 
 
 def predicting_rows(labels_BN: Tensor) -> tuple[Tensor, Tensor]:
-    """Mark the rows that predict a label, bool [B, N], and return these labels, int64 [L], in the rows' order.
-
-    ``labels_BN``: of the *reduced* sequence; ``IGNORE_INDEX`` where there is no loss.
-    """
+    """Mark rows that predict a label, bool [B, N], and return these labels [L], of the *reduced* sequence."""
     labelled = labels_BN[:, 1:] != IGNORE_INDEX
     return F.pad(labelled, (0, 1)), labels_BN[:, 1:][labelled]
 
 
 def answer_loss(logits_LV: Tensor, targets_L: Tensor) -> Tensor:
-    """Cross-entropy summed over targets, a scalar in fp32.
-
-    Divided by the number of targets of a whole accumulation window, it gives every answer token the same weight.
-    """
+    """Cross-entropy summed over targets, fp32; over a window's targets it weighs every answer token alike."""
     return F.cross_entropy(logits_LV.float(), targets_L, reduction="sum")
 
 
 def distillation_loss(logits_LV: Tensor, teacher_LV: Tensor, temperature: float) -> Tensor:
-    """T^2 * KL(teacher || student) of the softened distributions, summed over targets, a scalar in fp32.
-
-    With T^2 the gradient keeps its size whatever T is (Hinton et al. 2015, section 2). The teacher gets none.
-    """
+    """T^2 * KL(teacher || student) summed over targets, fp32 (Hinton et al. 2015); no gradient to the teacher."""
     student_LV = F.log_softmax(logits_LV.float() / temperature, -1)
     softened_LV = F.log_softmax(teacher_LV.detach().float() / temperature, -1)
     return temperature**2 * F.kl_div(student_LV, softened_LV, reduction="sum", log_target=True)

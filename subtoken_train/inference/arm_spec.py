@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from subtoken_train.artifact.hub import adapter_folder
@@ -29,6 +30,12 @@ DRAWING = ("random", "static")
 """Reducers, selectors and evictions of these names take a seed."""
 Written = Literal["key", "flag", "argument"]
 """Spellings of an option: ``eviction: snapkv``, ``--eviction snapkv`` or ``eviction=snapkv``."""
+
+
+def run_name(folder: str) -> str:
+    """Return ``NAME`` of an adapter ``runs/NAME/adapter`` or ``runs/NAME``, or of a model's folder."""
+    path = Path(folder)
+    return path.parent.name if path.name == "adapter" else path.name
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,11 @@ class ArmSpec(ArmSettings):
             (self.eviction is None and given, f"{options} need {say('eviction', 'NAME')}, for instance snapkv"),
             (unsaid, f"{say('eviction', self.eviction)} needs {say('eviction_keep')}, {example}"),
         )
+
+    @property
+    def called(self) -> str:
+        """The name that is given, else the run's (``NAME`` of ``runs/NAME/adapter``) or the model's."""
+        return self.name or run_name(self.adapter or str(self.backbone))
 
     def spelled(self, option: str, value: str | None = None) -> str:
         """Spell an option, with a value or alone, as its front end does."""

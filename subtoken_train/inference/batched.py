@@ -137,10 +137,7 @@ def generate_batch(
     protocol: Protocol = "query_aware",
     references: Sequence[Sequence[int]] | None = None,
 ) -> list[Outcome]:
-    """Greedy answers to a batch of prompts.
-
-    ``references`` are token ids of each prompt's reference answer, to be scored too; an empty one is not.
-    """
+    """Greedy answers to a batch of prompts; their references (token ids), unless empty, are scored, too."""
     compression = with_gates(backbone, compression or Compression())
     online = references is not None and compression.every is not None
     refuse(

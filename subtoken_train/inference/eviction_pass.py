@@ -306,10 +306,7 @@ class EvictionPass:
 
 
 def matched_arm(reducer: Reducer, prompts: Batch) -> tuple[Tensor, Tensor, float] | None:
-    """Return what a matched anchor's arm and the anchor leave, int64 [B], and what a token of the arm takes of a whole.
-
-    None of a reducer that is no anchor, or cuts at several layers.
-    """
+    """Return what arm and matched anchor leave, int64 [B], and a token's share; None: no anchor, or several cuts."""
     if reducer.matches is None or reducer.staged:
         return None
     arm, regions_BN = replace(reducer, keep_ratio=reducer.matches, round_up=False, matches=None), prompts.regions_BN

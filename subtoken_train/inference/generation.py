@@ -151,10 +151,7 @@ class GenerateCall:
 
     @property
     def visible(self) -> Tensor:
-        """Real tokens of prompts, bool [B, N]: what the mask says or, without one, what transformers infers.
-
-        It takes padding tokens for padding, unless padding and end of text are one token.
-        """
+        """Real tokens of prompts, bool [B, N]: by the mask, else as transformers infers them from padding."""
         if self.mask is None:
             tokens = (self.settings.get(name) for name in ("pad_token_id", "eos_token_id"))
             pad, end = ([] if each is None else torch.as_tensor(each).flatten().tolist() for each in tokens)

@@ -148,10 +148,7 @@ def evict_while_decoding(cache: PackedCache, eviction: EvictionPass, plan: Plan,
 
 @dataclass
 class OnlineEviction:
-    """Evicts from the cache that it was made for, next when ``due`` generated tokens are in the tail.
-
-    Without a ``threshold`` the prompt's budgets say how many entries stay.
-    """
+    """Evicts from its cache at ``due`` generated tokens in the tail, by a ``threshold`` or the prompt's budgets."""
 
     method: Eviction
     every: int

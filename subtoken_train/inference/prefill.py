@@ -129,7 +129,7 @@ def prefill(
             result, plan = _chunked(*given, between)
     except torch.OutOfMemoryError:
         raise
-    except (AssertionError, RuntimeError, TypeError) as error:  # as statistics of NaN fail in many ways
+    except (AssertionError, RuntimeError) as error:  # as statistics of NaN fail in many ways
         held = [each for layer in packer.dense.layers for each in (layer.keys, layer.values) if each is not None]
         finite = [*map(are_finite, held), *(() if eviction is None else eviction.finite)]
         if not all(map(bool, finite)):

@@ -66,10 +66,7 @@ RAW_FRAME = QuestionFrame("\n", "", "")
 def text_frame(
     family: Family, context: str, system: str | None = None, **variables: object
 ) -> tuple[str, int, QuestionFrame]:
-    """Return a language model's context in the tokenizer's chat template, and the frame of its questions.
-
-    That is: the text up to the end of the context, its characters before the context, the frame.
-    """
+    """Return a context in the chat template, the characters before it, and the frame of its questions."""
     told: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     messages = [*told, {"role": "user", "content": context + _MARK}]
     rendered = rendered_prompt(family.tokenizer, messages, **variables)
@@ -105,10 +102,7 @@ def further_turns(family: Family, messages: Sequence[Message], **variables: obje
 
 
 def as_turns(messages: Sequence[Message]) -> list[Turn]:
-    """Return messages as turns, what the system says in front of the first question, as training puts it.
-
-    For chat formats that are no template. What one says in several messages is joined by line breaks.
-    """
+    """Return messages as turns for chat formats without a template, the system's words before the first question."""
     told, said = "", list[Message]()
     for number, message in enumerate(messages, 1):
         role, last = message["role"], said[-1]["role"] if said else None

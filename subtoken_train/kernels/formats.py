@@ -88,10 +88,7 @@ class Format:
         return count
 
     def scale_shape(self, lead: Sequence[int], width: int, part: Part) -> tuple[int, ...]:
-        """Return the shape of the scales of vectors of ``width`` channels, or of all pieces of an entry.
-
-        ``lead`` is (R, c, M), or a number of vectors.
-        """
+        """Return the shape of the scales of vectors, or of an entry's pieces; ``lead``: (R, c, M), or a count."""
         return (*lead, 1)
 
     def bytes_of(self, count: int, width: int, dtype: torch.dtype, part: Part) -> int:

@@ -338,10 +338,7 @@ class CacheWindow:
 
 @dataclass(frozen=True)
 class Fill:
-    """Value vector per sample in place of pieces that are not stored: ``stored`` by the cache, or a model's weight.
-
-    The last axis is contiguous; a view of [1, h, d] where all samples have the same.
-    """
+    """Value vector per sample in place of pieces not stored: a ``stored`` one, or a weight's view of [1, h, d]."""
 
     vectors_Bhd: Tensor
     stored: bool

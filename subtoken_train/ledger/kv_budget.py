@@ -182,10 +182,7 @@ def key_bytes(shape: KVShape, key_channels: float = 1.0) -> int:
 
 
 def head_costs(shape: KVShape, num_groups: int) -> EntryCosts:
-    """Return what one head's entry costs under a byte budget: always in bf16, so that training and serving agree.
-
-    With the key goes the index of the head's groups, a bit each in whole bytes.
-    """
+    """Return what a head's entry costs under a byte budget, in bf16 always; a key brings its groups' index."""
     own = num_groups // shape.num_kv_heads
     side = 2 * shape.head_dim
     return EntryCosts(side + math.ceil(own / 8), side // own, 2 * side)

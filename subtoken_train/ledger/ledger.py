@@ -137,10 +137,7 @@ def staged_anchor(
 def solve_anchor(
     shape: KVShape, tokens: int, target: float | Fraction, cut_layer: int = 0, region: str = "visual"
 ) -> Anchor:
-    """The matched token-only anchor of one cut: the smallest token count whose bytes reach ``target`` of the KV.
-
-    ``target``: retained fraction of the region's KV over all layers, e.g. ``KVBudget(...).exact_total``.
-    """
+    """The matched token-only anchor: the smallest token count whose bytes reach ``target`` of the region's KV."""
     ratio = ratio_above_cut(exact(target), shape.num_layers, cut_layer)
     kept = min(tokens, max(1, math.ceil(ratio * tokens)))
     layers = [tokens] * cut_layer + [kept] * (shape.num_layers - cut_layer)

@@ -213,10 +213,7 @@ class Runner(Generic[PromptT]):
         self.counted = Counted(model.backbone, model.compression, arguments.protocol)
 
     def score(self, asks: Sequence[tuple[PromptT, Sequence[int]]], done: Callable[[int, Scored], None]) -> list[Scored]:
-        """Log-likelihoods of the token ids that continue prompts; those of equal prompts share one pass over it.
-
-        ``done`` is called with a request's index and outcome, as soon as it is known.
-        """
+        """Log-likelihoods of continuations; equal prompts share a pass; ``done`` gets index and outcome."""
         outcomes: list[Scored] = [(0.0, False)] * len(asks)
         by_prompt: dict[PromptT, list[int]] = defaultdict(list)
         for i, (prompt, _) in enumerate(asks):

@@ -69,10 +69,7 @@ class SubTokenLmms(lmms):  # type: ignore[misc]  # lmms-eval is not installed wh
             return self.runner.generate(asked, done)
 
     def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
-        """Per request the mean loss of the answer's tokens, end of turn included, and whether greedy decoding gives it.
-
-        A loss, as lmms-eval's own models return: its multiple-choice tasks take the smallest.
-        """
+        """Per request the answer's mean loss, as lmms-eval's models return, and whether greedy decoding gives it."""
         asked = []
         for context, target, to_visual, *place in (request.args for request in requests):
             question = self._question(context, to_visual, *place)

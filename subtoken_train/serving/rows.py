@@ -23,10 +23,7 @@ from subtoken_train.serving.line import Answer, Job
 
 
 class TokenChoice:
-    """Chooses the tokens of one answer as ``generate`` of transformers does under the same settings.
-
-    Answers with a ``seed`` draw from numbers of their own, others from the process's.
-    """
+    """Chooses an answer's tokens as transformers' ``generate``; with a ``seed`` from numbers of its own."""
 
     def __init__(self, model: Any, settings: dict[str, Any], ids_1N: Tensor, most: int, seed: int | None) -> None:
         config, _ = model._prepare_generation_config(None, **settings)
@@ -112,10 +109,7 @@ class RunningRows:
         self._say([row], logits_1V)
 
     def step(self) -> None:
-        """Say a token of every row; those that must not share a pass take one each.
-
-        What evicts while decoding counts, and may fail, by itself, and some angles depend on the longest row.
-        """
+        """Say a token of every row; those that must not share a pass (they evict, or angles differ) take one each."""
         family, bank = self._backbone.family, self._backbone.bank
         alone = [row for row in self.rows if row.cache.evictor is not None or family.length_dependent]
         together = [row for row in self.rows if row not in alone]

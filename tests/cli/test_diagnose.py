@@ -120,7 +120,7 @@ def test_an_eviction_on_an_adapter_with_and_without_routers(data, tmp_path, caps
 def test_a_backbone_alone(data, tmp_path, capsys, monkeypatch):
     """VL-Cache's Figures 2, 3 and 9 are of a model as it is."""
     monkeypatch.chdir(tmp_path)
-    asked = ["--eviction", "vl_cache", "--eviction-keep", "0.1", "--scope", "all", "--new-tokens", "3"]
+    asked = ["--eviction", "vl_cache", "--eviction-keep", "0.1", "--scope", "all"]
     assert main(["diagnose", "--backbone", TINY, "--data", data, "--limit", "2", *asked]) == 0
     folder = tmp_path / "runs" / "diagnostics" / "tiny-llava-vl_cache"
     assert sorted(path.name for path in folder.iterdir()) == EVICTION_FILES
@@ -136,7 +136,7 @@ def test_a_backbone_alone(data, tmp_path, capsys, monkeypatch):
     [
         (["--adapter", ROUTED, "--eviction", "snapkv"], "--eviction snapkv needs --eviction-keep"),
         (["--adapter", ROUTED, "--eviction-keep", "0.1"], "need --eviction NAME, for instance snapkv"),
-        (["--adapter", ROUTED, "--new-tokens", "3"], "--protocol and --new-tokens need --eviction NAME"),
+        (["--adapter", ROUTED, "--protocol", "query_aware"], "--protocol needs --eviction NAME"),
         (["--adapter", "nowhere"], "not an adapter folder"),
         (["--backbone", TINY], "a backbone alone has no routers to show: add --eviction NAME, for instance vl_cache"),
     ],

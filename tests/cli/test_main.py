@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import warnings
-from dataclasses import fields
 from importlib.metadata import version
 
 import pytest
@@ -15,11 +14,9 @@ import pytest
 import subtoken_train
 from subtoken_train.cli import check
 from subtoken_train.cli.command_line import Parser, check_options
-from subtoken_train.cli.evaluate import GRID_KEYS
 from subtoken_train.cli.main import COMMANDS, main
 from subtoken_train.cli.terminal import guarded
 from subtoken_train.errors import SubTokenWarning
-from subtoken_train.evaluation.runner.spec import Grid
 from tests.support.commands import printed, refused
 from tests.support.places import recipe
 
@@ -227,7 +224,3 @@ def test_what_newcomers_bring_is_one_line_with_the_command_to_type_next(tmp_path
     said = refused(capsys, *line.split())
     assert words in said
     assert not line.startswith("init") or said.endswith(f"then: subtoken-train {line}")
-
-
-def test_the_keys_of_a_grid():
-    assert {field.name for field in fields(Grid)} == set(GRID_KEYS)

@@ -97,7 +97,7 @@ def test_dry_run_passes(path):
         whole = 1.0 if arm.reducer.acts or arm.routing else float(arm.spec.eviction_keep)
         assert arm.facts.nominal_kv <= whole + 1e-9
     assert all(planned.laid_out.weights > 0 and planned.dense >= planned.kept > 0 for planned in checked.arms)
-    assert [task.samples for task in checked.tasks] == [task.task.expected_rows for task in checked.tasks]
+    assert all(samples == task.expected_rows for task, samples in checked.tasks)
     lines = check_lines(grid, checked)
     assert lines[0].startswith(f"{len(arms)} arms x {len(grid.tasks)} tasks")
     absent = {spec.adapter for spec in grid.arms if spec.adapter and spec.adapter.startswith("runs/")}

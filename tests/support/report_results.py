@@ -85,11 +85,12 @@ def write_run(
     overhead: int = 0,
     index: int = 0,
     new_tokens: int = 3,
+    paper: float | None = None,
 ) -> Path:
     place = folder / arm.name / task
     sha = hashlib.sha256(digest.encode()).hexdigest()
     asked = len(predictions) if rows is None else rows
-    Manifest(arm, task, {}, source, asked, expected, primary, [], sha, {"batch_size": 4}).write(place)
+    Manifest(arm, task, {}, source, asked, expected, primary, [], sha, {"batch_size": 4}, paper).write(place)
     SampleWriter(place).append(
         record(i, text, arm.nominal_kv, overhead, new_tokens, index) for i, text in enumerate(predictions)
     )

@@ -65,10 +65,7 @@ READINGS: dict[str, Callable[[str, Mapping[str, str]], str | None]] = {
 
 
 def best_placed_letter(text: str, letters: Iterable[str]) -> str | None:
-    """Return the letter in the most telling place, and among equals the last: start, end, phrase, frame, any word.
-
-    The rule of lmms-eval's ``extract_mcq_answer``; None where none of ``letters`` is in the text.
-    """
+    """Return lmms-eval's ``extract_mcq_answer``: the letter in the most telling place, the last among equals."""
     text = text.strip()
     for mark in ",.!?;:'\"":
         text = text.strip(mark)
@@ -148,10 +145,7 @@ class ScienceQAScores(MeanScores):
 
 
 def llava_letter(text: str) -> str | None:
-    """Find the letter as LLaVA does: alone, before ". " at the start, or in the one "The answer is X."; else None.
-
-    Space or a line break around a letter hides it, as in the original, whose model strips its answers first.
-    """
+    """Find LLaVA's letter: alone (no space), before ". " at the start, or in one "The answer is X."; else None."""
     if text in tuple(LETTERS):
         return text
     if len(text) >= 3 and text[0] in LETTERS and text[1:3] == ". ":

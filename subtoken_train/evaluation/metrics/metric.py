@@ -44,10 +44,7 @@ class TaskMetric(Metric):
     @staticmethod
     @abstractmethod
     def score(prediction: Any, reference: Mapping[str, Any]) -> float:
-        """Return the sample's own score, usually in 0..1: what paired intervals and bars are made of.
-
-        Of a mean over samples its term; of others (F1, CIDEr, circular accuracy) the closest figure, as the class says.
-        """
+        """Return the sample's own score, for paired intervals: a mean's term, else the closest figure."""
 
 
 class MeanScores(TaskMetric):

@@ -198,10 +198,7 @@ def plain_words(text: str) -> str:
 
 
 def leave_one_out(answer: str, people: Sequence[str]) -> float:
-    """Average min(1, how many of the *others* gave ``answer`` / 3) over the people: of ten, 0, .3, .6, .9 or 1.
-
-    Texts are compared as they are. Nobody answered: 0.
-    """
+    """Average min(1, how many *others* gave ``answer`` / 3) over the people: of ten, 0, .3, .6, .9 or 1; 0 of none."""
     if not people:
         return 0.0
     same = sum(other == answer for other in people)
@@ -210,10 +207,7 @@ def leave_one_out(answer: str, people: Sequence[str]) -> float:
 
 
 class SoftAccuracy(MeanScores):
-    """``accuracy``: ``leave_one_out`` of the normalised prediction among the normalised answers.
-
-    A reference holds ``answers``, a list of texts. It gives an answer that is right but unlike the people's nothing.
-    """
+    """``accuracy``: ``leave_one_out`` of the normalised prediction among the normalised ``answers``."""
 
     names = ("accuracy",)
 

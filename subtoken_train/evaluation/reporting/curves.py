@@ -93,10 +93,7 @@ def within(ratios_p: Sequence[float], losses_p: Sequence[float], tolerance: floa
 
 
 def make_curves(arms: Sequence[ArmResults]) -> list[Curve]:
-    """Make a curve for each method with at least one budget; those without a measured region are left out.
-
-    Of two arms of one method and budget the second makes a curve of its own, under its name.
-    """
+    """Make a curve per method with a measured region; a second arm of one method and budget gets its own."""
     families: dict[tuple[str, str], list[ArmResults]] = defaultdict(list)
     for arm in filter(lambda arm: arm.compressed, arms):
         words = method_words(arm)
@@ -116,18 +113,13 @@ def method_words(arm: ArmResults) -> str:
     return f"{words} ({', '.join(notes)})" if notes else words
 
 
-def _reference(members: Sequence[ArmResults], arms: Sequence[ArmResults]) -> ArmResults | None:
-    """Find the one uncompressed arm to measure against: of the members' adapter, else with or without one as they."""
+def _curve(backbone: str, name: str, members: list[ArmResults], arms: Sequence[ArmResults]) -> Curve | None:
     facts = members[0].facts
     full = [arm for arm in arms if not arm.compressed and arm.facts.backbone == facts.backbone]
     same = [arm for arm in full if arm.facts.adapter == facts.adapter]
     alike = [arm for arm in full if (arm.facts.adapter is None) == (facts.adapter is None)]
-    chosen = same or alike or full
-    return chosen[0] if len(chosen) == 1 else None
-
-
-def _curve(backbone: str, name: str, members: list[ArmResults], arms: Sequence[ArmResults]) -> Curve | None:
-    reference = _reference(members, arms)
+    nearest = same or alike or full  # of the members' adapter, else with or without one as they
+    reference = nearest[0] if len(nearest) == 1 else None
     chosen = [*([] if reference is None else [reference]), *members]
     tasks = tuple(task for task in chosen[0].runs if all(_usable(arm, task) for arm in chosen))
     scored = _scored(chosen, tasks)

@@ -3,6 +3,7 @@ r"""The report for other programs: CSV, LaTeX tables for ``\input`` where ``book
 The CSV is in long format, a row per arm, task and score; nothing is rounded away.
 """
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 
@@ -36,7 +37,9 @@ DIFFERENCES = ("difference", "difference_low", "difference_high", "difference_n"
 HEADINGS = (*TEXTS, *NUMBERS, "anchor", "task", "score", "unit", *SCORES, *DIFFERENCES, "marks")
 """Fractions are fractions here, not %. ``score`` is the task's own name of it; ``kind:NAME`` for a question kind."""
 SPREAD = "kv_measured_deviation"
-"""Last column where an arm has a threshold: standard deviation over samples of its ``kv_measured``."""
+"""Column behind these where an arm has a threshold: standard deviation over samples of its ``kv_measured``."""
+PAPER = "paper"
+"""Last column where a grid has a paper's numbers: that of the row's score, in its unit."""
 KINDS = {
     **dict.fromkeys(HEADINGS, object), **dict.fromkeys((*NUMBERS, *SCORES, *DIFFERENCES), "float64"),
     **dict.fromkeys(("n", "difference_n"), "Int64"),
@@ -53,13 +56,15 @@ def report_csv(report: Report) -> str:
         for column in table.columns
         for cells in _scores_of(row, column, report.kinds)
     ]
-    spread = [SPREAD] if any(row.arm.facts.by_threshold for table in report.tables for row in table.rows) else []
-    frame = pd.DataFrame(rows, columns=[*HEADINGS, *spread], dtype=object)
-    return frame_csv(frame.astype(KINDS | dict.fromkeys(spread, "float64")))
+    arms = [row for table in report.tables for row in table.rows]
+    there = {SPREAD: any(row.arm.facts.by_threshold for row in arms), PAPER: any(row.printed for row in arms)}
+    further = [name for name, wanted in there.items() if wanted]
+    frame = pd.DataFrame(rows, columns=[*HEADINGS, *further], dtype=object)
+    return frame_csv(frame.astype(KINDS | dict.fromkeys(further, "float64")))
 
 
 def frame_csv(frame: pd.DataFrame) -> str:
-    """Return a frame as CSV with columns of ``HEADINGS``, each of its kind in ``KINDS``, and perhaps ``SPREAD``."""
+    """Return a frame as CSV with columns of ``HEADINGS``, each of its kind in ``KINDS``, and perhaps two more."""
     return str(frame.to_csv(index=False, float_format="%.6f", lineterminator="\n"))
 
 
@@ -84,7 +89,8 @@ def _scores_of(row: ArmRow, column: str, kinds: tuple[KindScores, ...]) -> Itera
         return
     runs = [] if column in MEANS else list(row.arm.answered(column).values())
     primary = runs[0].manifest.primary if runs else "mean"
-    yield _cells(column, primary, printed, row.differences.get(column))
+    paper = row.printed.get(column, math.nan) / (100 if printed.form == "fraction" else 1)
+    yield _cells(column, primary, printed, row.differences.get(column)) | {PAPER: paper}
     for name in list(runs[0].scores) if runs else []:
         everywhere = name != primary and all(name in run.scores for run in runs)  # limited runs lack some of MME's
         part = score_part(row.arm, column, name) if everywhere else None

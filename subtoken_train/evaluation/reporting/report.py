@@ -85,10 +85,7 @@ class Report:
 
 
 def make_report(folders: Sequence[Path], progress: Callable[[int, int], None] | None = None) -> Report:
-    """Read results folders and work everything out.
-
-    ``progress`` is called with (done, total) as runs are read and scored.
-    """
+    """Read results folders and work everything out; ``progress`` is called with (done, total)."""
     arms = ordered(read_results(folders, progress))
     return Report(
         tuple(arms),
@@ -239,6 +236,7 @@ def query_aware_text(arm: ArmResults, task: str | None = None) -> str:
 
 def _scores(table: ScoreTable, report: Report) -> Section:
     rows, flags = [], []
+    printed = {key for row in table.rows for key in row.printed}
     for row in table.rows:
         title = report.titles[row.arm.name]
         budget = {
@@ -246,10 +244,16 @@ def _scores(table: ScoreTable, report: Report) -> Section:
             "KV measured": measured_text(row),
             "query-aware": query_aware_text(row.arm),
         }
-        scores = {heading: row.scores[key] for key, heading in table.columns.items()}
+        scores: dict[str, Cell] = {}
+        for key, heading in table.columns.items():
+            scores[heading] = row.scores[key]
+            if key in printed:
+                scores[f"{heading}, paper"] = f"{row.printed[key]:.2f}" if key in row.printed else None
         rows.append({"arm": title, "id": row.arm.name, **budget, **scores})
         if row.anchor is not None:
-            apart = {heading: row.differences[key] for key, heading in table.columns.items()}
+            apart = dict.fromkeys(scores, "") | {
+                heading: row.differences[key] for key, heading in table.columns.items()
+            }
             name = f"Δ to {report.titles[row.anchor.name]}"
             rows.append({"arm": name, "id": "", **dict.fromkeys(budget, ""), **apart})
         flags += [f"{title}: {flag}" for flag in row.flags]

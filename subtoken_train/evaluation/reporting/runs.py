@@ -109,10 +109,7 @@ class Run:
 
 @dataclass(frozen=True)
 class ArmResults:
-    """An arm with all of its seeds; ``runs`` are by task, then by seed, both in order.
-
-    Its name has no seed, nor has the anchor of its facts, which are those of the first run.
-    """
+    """An arm with its seeds; ``runs`` by task, then seed; its name has no seed, its facts are the first run's."""
 
     name: str
     facts: ArmFacts
@@ -140,10 +137,7 @@ class ArmResults:
 
 
 def read_results(folders: Sequence[Path], progress: Callable[[int, int], None] | None = None) -> list[ArmResults]:
-    """Read all arms of some results folders; an arm may be spread over them, by task or by seed.
-
-    ``progress`` is called with (done, total) after every run.
-    """
+    """Read all arms of some folders, which may share one by task or seed; ``progress`` gets (done, total)."""
     places = [place for folder in folders for place in _runs_in(folder)]
     arms: dict[str, ArmResults] = {}
     for done, place in enumerate(places, start=1):

@@ -84,10 +84,7 @@ class Estimate:
 
 
 def score_part(arm: ArmResults, task: str, name: str | None = None) -> Estimate | None:
-    """Return the score of an arm on a task, without its interval: the mean over its seeds; None without a sample.
-
-    Without a ``name`` it is the task's primary score; others are taken for no means over samples.
-    """
+    """Return an arm's (primary) score, mean over its seeds, without its interval; None without a sample."""
     runs = list(arm.answered(task).values())
     if not runs:
         return None
@@ -101,10 +98,7 @@ def score_part(arm: ArmResults, task: str, name: str | None = None) -> Estimate 
 
 
 def _difference_part(arm: ArmResults, anchor: ArmResults, task: str) -> Estimate | str | None:
-    """Subtract anchor from arm on a task, paired by sample; words where they cannot be paired.
-
-    Seeds that both have are paired with each other; where they share none, each of the arm's meets the anchor's mean.
-    """
+    """Subtract anchor from arm, paired by sample and shared seed (else with the mean), or say why not."""
     mine, its = score_part(arm, task), score_part(anchor, task)
     if mine is None or its is None:
         return None
@@ -241,6 +235,12 @@ class ArmRow:
     anchor_ratio: float | None
     flags: tuple[str, ...]
 
+    @property
+    def printed(self) -> dict[str, float]:
+        """Return a paper's numbers by column."""
+        runs = [run.manifest for runs in self.arm.runs.values() for run in runs.values()]
+        return {run.task: run.paper for run in runs if run.paper is not None and run.task in self.scores}
+
 
 @dataclass(frozen=True)
 class ScoreTable:
@@ -255,21 +255,18 @@ class ScoreTable:
 def make_tables(arms: Sequence[ArmResults]) -> tuple[ScoreTable, ...]:
     """Make the table of the paper's tasks, and those of all other image and text tasks, as far as there are results."""
     present = sorted({task for arm in arms for task in arm.runs})
-    tables = []
+    tables, falling = [], dict[str, list[str]]()
+    for run in (run for arm in arms for runs in arm.runs.values() for run in runs.values() if not run.higher_is_better):
+        falling.setdefault(run.manifest.task, []).append(run.manifest.primary.replace("_", " "))
+    below = {task: f"{task} ({', '.join(_once(names))}, lower is better)" for task, names in falling.items()}
     if any(task in PAPER_TASKS for task in present):
         columns = {**PAPER_TASKS, **{mean: mean for mean in MEANS}}
         tables.append(_table("Scores, the paper's layout", columns, arms))
     for modality in get_args(Modality):
         others = [task for task in present if task not in PAPER_TASKS and TASKS[task].modality == modality]
         if others:
-            tables.append(_table(f"Scores, {modality} tasks", {task: _heading(task, arms) for task in others}, arms))
+            tables.append(_table(f"Scores, {modality} tasks", {task: below.get(task, task) for task in others}, arms))
     return tuple(tables)
-
-
-def _heading(task: str, arms: Sequence[ArmResults]) -> str:
-    runs = [run for arm in arms for run in arm.runs.get(task, {}).values()]
-    falling = _once([run.manifest.primary for run in runs if not run.higher_is_better])
-    return f"{task} ({', '.join(falling).replace('_', ' ')}, lower is better)" if falling else task
 
 
 def anchor_of(arm: ArmResults, arms: Sequence[ArmResults]) -> ArmResults | None:

@@ -56,10 +56,6 @@ class Arm:
     calibration_sha256: str | None
     chat_template: bool | None = field(default=None, compare=False)
 
-    def layer_tokens(self, reducer: Reducer) -> list[int]:
-        """Return how many of ``tokens`` each layer holds under a reducer."""
-        return reducer.layer_tokens(self.tokens, self.shape.num_layers)
-
     def compression(self) -> Compression:
         """Return what happens after the prompt's pass; rounded as the reducer is, up for anchors."""
         return self.spec.compression(self.reducer.round_up)
@@ -113,10 +109,7 @@ def prepare(specs: Sequence[ArmSpec], pool: ModelPool) -> list[Arm]:
 def resolve_arms(
     specs: Sequence[ArmSpec], tasks: Sequence[Task], anchors: Anchors, pool: ModelPool
 ) -> tuple[list[Arm], list[str]]:
-    """Return all arms that would answer, anchors among them, and notes on those without one.
-
-    What cannot run is refused here, before anything is answered: nothing of an arm is checked again.
-    """
+    """Return all arms, anchors too, and notes on those without one; what cannot run is refused here, once."""
     arms = prepare(specs, pool)
     for arm, task in product(arms, tasks):
         if task.modality != arm.modality:
@@ -153,7 +146,7 @@ def describe_arm(spec: ArmSpec, pool: ModelPool) -> Arm:
         backbone=spec.backbone or (spec.adapter if config is None or config.merged else config.backbone.path) or "",
         adapter=spec.adapter,
         reducer=f"{reducer.name} {reducer.keep_ratio:.6g}" if reducer.acts else "-",
-        groups=groups_words(routing),
+        groups="-" if routing is None else routing.words,
         eviction=compression.label,
         protocol=spec.protocol,
         acts=acts if acts == "-" or spec.protocol == "query_aware" else f"{acts} of the context",
@@ -188,11 +181,6 @@ def _has_template(family: Family, backbone: str) -> bool | None:
     settings = folder / "tokenizer_config.json"
     content = read_json(settings) if settings.is_file() else {}
     return isinstance(content, dict) and bool(content.get("chat_template"))
-
-
-def groups_words(routing: RoutingConfig | None) -> str:
-    """Return ``S16K4 linear``, or ``-`` where whole values are kept."""
-    return "-" if routing is None else routing.words
 
 
 def arm_name(spec: ArmSpec, config: AdapterConfig | None = None) -> str:
@@ -233,10 +221,7 @@ def adapter_name(path: str, config: AdapterConfig | None = None) -> str:
 
 
 def with_anchors(arms: Sequence[Arm], pool: ModelPool) -> tuple[list[Arm], list[str]]:
-    """Return the arms with their anchors named, followed by the untrained anchors that had to be added.
-
-    Beside them a note, with the reason, for every routed arm that has no anchor.
-    """
+    """Return the arms, anchors named and untrained ones added; and why a routed arm has none."""
     named: list[Arm] = []
     added: list[Arm] = []
     notes: list[str] = []
@@ -271,12 +256,12 @@ def _serves(other: Arm, arm: Arm, solved: Reducer) -> bool:
 
     Its LoRA is the arm's own, or was trained under just that; at no length may it keep fewer.
     """
-    known = other.spec.adapter is not None and not other.spec.overrides
+    known, layers = other.spec.adapter is not None and not other.spec.overrides, arm.shape.num_layers
     return (
         other.routing is None
         and other.facts.backbone == arm.facts.backbone
         and _kind(other.reducer) == _kind(solved)
-        and other.layer_tokens(other.reducer) == arm.layer_tokens(solved)
+        and other.reducer.layer_tokens(other.tokens, layers) == solved.layer_tokens(arm.tokens, layers)
         and other.reducer.round_up
         and other.reducer.keep_ratio >= solved.keep_ratio * (1 - WRITTEN)
         and _compression(other.spec, other.spec.eviction_keep) == _compression(arm.spec, _anchor_keep(arm.spec))

@@ -54,11 +54,7 @@ Progress = Callable[[int, int], None]
 
 
 def plan_batches(samples: Sequence[Sample], batch_size: int) -> list[list[int]]:
-    """Group samples that are answered together, as indices, longest first: running out of memory shows at once.
-
-    Samples of one batch ask for the same: as many new tokens under the same stops, or choices to be scored. The plan
-    depends on samples and size only, never on what was answered already.
-    """
+    """Group samples that ask for the same, as indices, longest first, whatever was answered already."""
 
     def asks(place: int) -> tuple[bool, int, tuple[str, ...]]:
         sample = samples[place]
@@ -138,11 +134,7 @@ def recall_prompts(
 
 @dataclass(frozen=True)
 class Cell:
-    """Holds what one arm is asked: samples in the task's order, and what answering needs beside the model.
-
-    ``inputs`` makes a batch's prompts and the token ids of its choices; ``reference`` the ids of a sample's reference
-    answer, which is then scored, too.
-    """
+    """What one arm is asked; ``inputs`` makes prompts and choices' ids, ``reference`` ids that are scored, too."""
 
     samples: Sequence[Sample]
     metric: TaskMetric
@@ -169,10 +161,7 @@ def run_cell(
     processes: Processes,
     progress: Progress | None = None,
 ) -> None:
-    """Answer what a folder lacks; finished samples are never answered again.
-
-    The batches are those of an uninterrupted run: a batch that was cut by a kill goes on with its missing samples.
-    """
+    """Answer what a folder lacks, in the batches of an uninterrupted run; nothing is answered again."""
     writer = SampleWriter(folder, processes.rank, processes.count)
     processes.meet()  # the first process has cut torn lines, and nobody writes yet
     done = finished(folder, cell.samples)
@@ -234,6 +223,7 @@ def write_manifest(
     batch_size: int,
     max_length: int | None = None,
     processes: int = 1,
+    paper: float | None = None,
 ) -> None:
     """Write the manifest of a cell's folder, or compare it with the one that is there."""
     manifest = Manifest(
@@ -259,6 +249,7 @@ def write_manifest(
             "seed": arm.spec.seed,
             "versions": {"subtoken_train": __version__, **{name: version(name) for name in ("torch", "transformers")}},
         },
+        paper=paper,
     )
     there = manifest.joined(folder)
     if there is not None and there.samples_sha256 != samples_digest(samples[: there.rows]):
@@ -307,10 +298,7 @@ class Processes:
         return number % self.count == self.rank
 
     def device(self, wanted: str | None) -> str:
-        """Return ``wanted``, or this process's GPU if there is one, else the CPU; ``cuda`` is this process's GPU, too.
-
-        ``auto`` stays what it is for a process that is alone: a model may then take several GPUs.
-        """
+        """Return ``wanted``, else this process's GPU or the CPU; ``auto`` stays for a process that is alone."""
         if wanted == "auto" and self.count == 1:
             return wanted
         if wanted is not None and wanted not in ("auto", "cuda"):
@@ -341,10 +329,7 @@ ONE = Processes()
 
 @contextmanager
 def alone(folder: Path, processes: Processes) -> Iterator[None]:
-    """Inside the block this run alone writes into a results folder; the first process speaks for all.
-
-    A folder that it made is taken away again where the block fails before its first answer.
-    """
+    """Let this run alone write into a folder; one that it made goes where the block fails before an answer."""
     if not processes.first:
         yield
         return

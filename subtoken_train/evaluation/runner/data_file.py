@@ -20,7 +20,6 @@ from subtoken_train.errors import SubTokenWarning, unknown_name
 from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evaluation.metrics.metric import MeanScores
 from subtoken_train.evaluation.results import SampleRecord
-from subtoken_train.evaluation.runner.arms import groups_words
 from subtoken_train.evaluation.runner.cell import Cell, Continuations, Progress, answered, model_inputs
 from subtoken_train.evaluation.tasks.embedded_tasks import SceneScore, instruction_samples
 from subtoken_train.evaluation.tasks.task import Sample
@@ -77,10 +76,7 @@ def answer_records(
     progress: Progress | None = None,
     compression: Compression | None = None,
 ) -> Answers:
-    """Answer the last turn of every record, earlier turns given, and score it and its reference answer's tokens.
-
-    ``max_length`` counts prompt tokens, visual ones included; ``progress`` gets (done, total) after every batch.
-    """
+    """Answer the last turn of every record, and score it and its reference answer's tokens."""
     samples = instruction_samples(records, limit, max_new_tokens)
     order = sorted(range(len(samples)), key=lambda place: samples[place].kind in DESCRIPTION_KINDS)  # long answers last
     batches = list(in_batches(order, batch_size))
@@ -101,11 +97,9 @@ def answer_samples(
 ) -> Answers:
     """Answer samples without choices greedily, those together whose places are a batch; each is in one batch.
 
-    ``measures`` hold the other figures of the cell's metric and, where the cell has references, under teacher forcing:
-    ``token_accuracy``, the share of their tokens that are the greedy choice, and ``log_likelihood``, their mean
-    log-probability in nats. Both are read from the cache that the answer is decoded from, so that all compression shows
-    in them, but for the first token after an eviction of the whole prompt; with ``eviction_every`` no such cache is
-    left.
+    ``measures``: other figures of the metric and, of references under teacher forcing on the answer's own cache,
+    ``token_accuracy`` (share of greedy choices) and ``log_likelihood`` (mean, nats): an eviction of the whole prompt
+    does not show in the first token, and ``eviction_every`` leaves no such cache.
     """
     samples, metric, compression, clock = cell.samples, cell.metric, cell.compression, time.perf_counter()
     assert isinstance(metric, MeanScores)
@@ -186,20 +180,17 @@ RUN: dict[str, Any] = {
 def run_of(
     arm: str, backbone: CompressedBackbone, answers: Answers, data: bytes, context_tokens: int | None = None
 ) -> Run:
-    """Make the run of some answers.
-
-    ``data`` is the question file's content, or what the questions are drawn by; ``context_tokens`` a language model's
-    context (None: the compressed region is an image).
-    """
+    """Make a run; ``data``: the file, or what draws it; ``context_tokens``: a text's (None: an image)."""
     before = backbone.family.visual_tokens() if context_tokens is None else context_tokens
     kept = backbone.reducer.kept_words(before, backbone.family.shape.num_layers)
     compression, records = answers.compression, answers.records
+    routing = backbone.active_routing
     shares = [(x.region_bytes - x.index_bytes) / x.region_dense_bytes for x in records if x.region_dense_bytes]
     spread = {} if compression.threshold is None or not shares else {"realised_deviation": mean_deviation(shares)[1]}
     return {
         "arm": arm,
         "visual_tokens": f"{kept}/{before}",
-        "groups": groups_words(backbone.active_routing),
+        "groups": "-" if routing is None else routing.words,
         "nominal_kv": backbone.promised_fraction([before], compression.key_channels, compression.key_axes),
         "realised_kv": answers.realised,
         "eviction": compression.label,

@@ -26,6 +26,7 @@ from subtoken_train.families.backbone_config import BackboneConfig, is_hub_id
 from subtoken_train.families.family import Family
 from subtoken_train.families.load import check_weights, family_class, layout_family, published_config
 from subtoken_train.families.lora import LoraSettings
+from subtoken_train.inference.arm_spec import run_name
 from subtoken_train.inference.pool import ModelPool, with_selection
 from subtoken_train.ledger.flops import DecoderSize, TrainingFlops
 from subtoken_train.ledger.kv_budget import entry_bytes, share_words
@@ -52,11 +53,7 @@ class LaidOut:
 
 
 class LayoutPool(ModelPool):
-    """Hands out models that are laid out on the meta device, with the same checks of names and settings.
-
-    ``planned`` is asked of adapters that are not there, which are kept in ``plans``; ``laid_out`` tells of the models
-    handed out, by path and dtype.
-    """
+    """Hands out models on the meta device, checked alike; ``planned`` is asked of adapters that are absent."""
 
     def __init__(self, planned: Planned) -> None:
         super().__init__()
@@ -111,20 +108,8 @@ class LayoutPool(ModelPool):
 
 
 @dataclass(frozen=True)
-class PlannedTask:
-    """A task of a grid: where its files are (None: not here), and how many samples would be asked (None: unknown)."""
-
-    task: Task
-    source: str | None
-    samples: int | None
-
-
-@dataclass(frozen=True)
 class PlannedArm:
-    """An arm of a grid: ``tokens`` of the longest task's nominal compressed region, its cache's bytes, and operations.
-
-    ``dense`` and ``kept`` are in the model's dtype; ``flops`` are of the pass over that region, by task.
-    """
+    """An arm of a grid: the longest task's ``tokens``, its cache's bytes (dense, kept), and operations by task."""
 
     arm: Arm
     laid_out: LaidOut
@@ -136,10 +121,10 @@ class PlannedArm:
 
 @dataclass(frozen=True)
 class DryRun:
-    """Return what a grid would run, its anchors among its arms, and (what is not there, how to get it)."""
+    """Arms with anchors, tasks with samples that would be asked (None: unknown), and what is not there."""
 
     arms: list[PlannedArm]
-    tasks: list[PlannedTask]
+    tasks: list[tuple[Task, int | None]]
     wanted: list[tuple[str, str]]
     notes: list[str]
 
@@ -147,10 +132,14 @@ class DryRun:
 def dry_run(grid: Grid, planned: Planned) -> DryRun:
     """Check a grid without weights and without reading its tasks' files."""
     tasks, pool = named_tasks(grid), LayoutPool(planned)
-    found = [_without_files(spec) for spec in grid.arms]
-    arms, notes = resolve_arms([spec for spec, _ in found], tasks, grid.anchors, pool)
-    wanted = [(f"adapter {name}", f"subtoken-train fit --config {_recipe_words(name)}") for name in pool.plans]
-    wanted += dict.fromkeys(missing for _, of_arm in found for missing in of_arm)
+    without = [_without_files(spec) for spec in grid.arms]
+    arms, notes = resolve_arms([spec for spec, _ in without], tasks, grid.anchors, pool)
+    wanted = []
+    for name in pool.plans:
+        found = recipe_of(name)
+        recipe = found if found is not None and not found.is_absolute() else run_name(name)
+        wanted.append((f"adapter {name}", f"subtoken-train fit --config {shell_words(recipe)}"))
+    wanted += dict.fromkeys(missing for _, of_arm in without for missing in of_arm)
     lacking = [task.name for task in tasks if task.needs_files and task.source is None]
     wanted += [(f"files of {name}", f"subtoken-train data {name}") for name in lacking]
     planned_tasks = []
@@ -159,9 +148,8 @@ def dry_run(grid: Grid, planned: Planned) -> DryRun:
             task.check_requirements()
         except ValueError as error:
             wanted.append((f"for {task.name}", str(error)))
-        source = "made by its options" if not task.needs_files else None if task.source is None else str(task.source)
         asked = [count for count in (grid.limit, task.expected_rows) if count is not None]
-        planned_tasks.append(PlannedTask(task, source, min(asked, default=None)))
+        planned_tasks.append((task, min(asked, default=None)))
     return DryRun([_planned_arm(arm, pool, tasks) for arm in arms], planned_tasks, wanted, notes)
 
 
@@ -186,24 +174,14 @@ def _without_files(spec: ArmSpec) -> tuple[ArmSpec, list[tuple[str, str]]]:
     return replace(spec, eviction_options=options, eviction_keep=keep), made
 
 
-def _recipe_name(adapter: str) -> str:
-    path = Path(adapter)
-    return path.parent.name if path.name == "adapter" else path.name
-
-
 def recipe_of(adapter: str) -> Path | None:
     """The recipe of a run's adapter: NAME.yaml here or in ``recipes/``, else the shipped one; None: no recipe."""
-    name = _recipe_name(adapter)
+    name = run_name(adapter)
     shipped = shipped_recipe(name)
     for own in (Path(f"{name}.yaml"), Path("recipes", f"{name}.yaml")):
         if own.is_file() and (shipped is None or real_path(own) != real_path(shipped)):
             return own
     return shipped
-
-
-def _recipe_words(adapter: str) -> str:
-    found = recipe_of(adapter)
-    return shell_words(found if found is not None and not found.is_absolute() else _recipe_name(adapter))
 
 
 def _planned_arm(arm: Arm, pool: LayoutPool, tasks: Sequence[Task]) -> PlannedArm:
@@ -219,16 +197,17 @@ def _planned_arm(arm: Arm, pool: LayoutPool, tasks: Sequence[Task]) -> PlannedAr
 
 def check_lines(grid: Grid, checked: DryRun) -> list[str]:
     """Return lines about tasks, arms, memory, and what is missing."""
-    counts = [task.samples for task in checked.tasks]
+    counts = [samples for _, samples in checked.tasks]
     answers = len(checked.arms) * sum(count or 0 for count in counts)
     asked = "" if None in counts else f", {answers:,} answers"
     lines = [f"{len(checked.arms)} arms x {len(checked.tasks)} tasks{asked}; records would go to {grid.out}"]
     lines += ["", "tasks"]
-    for task in checked.tasks:
-        options = ", ".join(f"{key}={value}" for key, value in task.task.options.items())
-        count = "all its samples" if task.samples is None else f"{task.samples:,} samples"
-        where = (task.source or "not here yet") + (f" ({options})" if options else "")
-        lines += [f"  {task.task.name}: {count}, {where}", f"    asked: {task.task.asks}"]
+    for task, samples in checked.tasks:
+        options = ", ".join(f"{key}={value}" for key, value in task.options.items())
+        count = "all its samples" if samples is None else f"{samples:,} samples"
+        where = f"{task.source or 'not here yet'}" if task.needs_files else "made by its options"
+        where += f" ({options})" if options else ""
+        lines += [f"  {task.name}: {count}, {where}", f"    asked: {task.asks}"]
     by_backbone: dict[str, list[PlannedArm]] = {}
     for arm in checked.arms:
         by_backbone.setdefault(arm.arm.facts.backbone, []).append(arm)
@@ -287,6 +266,6 @@ def planned_adapter(adapter: str) -> AdapterConfig | None:
         reducer=build_reducer(reducer.pop("name", DEFAULT_REDUCER), **reducer),
         routing=read(RoutingConfig, "routing", True),
         identity=Identity(adapter, None, "", ""),
-        training={"name": _recipe_name(adapter)},
+        training={"name": run_name(adapter)},
         stage2=read(Stage2Config, "stage2", True),
     )

@@ -44,10 +44,7 @@ class PromptLine:
 
 @dataclass
 class PromptFile(OwnLines):
-    """The lines of a file, without anything to score.
-
-    ``chat``: whether texts are asked in a chat template; ``chat_template_kwargs``: its variables.
-    """
+    """The lines of a file, nothing to score; ``chat``: asked in a chat template, with these variables."""
 
     max_new_tokens: int = 64
     chat: bool = False
@@ -120,11 +117,7 @@ def answer_file(
     chat_template_kwargs: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> int:
-    """Answer what is missing of a file, write all answers so far in the order of its lines, and count them.
-
-    The output is written whole, and the records are in ``OUTPUT.records``. A language model with a chat template is
-    asked in it unless the prompts are ``raw``. ``progress`` is called with (done, left at the start) after every batch.
-    """
+    """Answer what a file lacks, count all answers; records: ``OUTPUT.records``; texts in a template unless ``raw``."""
     folder = output.with_name(f"{output.name}.records")
     if output.exists() and not folder.is_dir():
         raise ValueError(f"{output} exists but has no {folder.name} to continue from; name another --output")

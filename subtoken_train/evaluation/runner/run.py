@@ -46,7 +46,8 @@ def run_grid(
                 folder, name = grid.out / arm.facts.name / task.name, f"{arm.facts.name} / {task.name}"
                 if processes.first:
                     sizes = grid.batch_size, grid.max_length, processes.count
-                    write_manifest(arm, task, samples, folder, backbone.family, *sizes)
+                    printed = grid.paper.get(arm.spec.called, {}).get(task.name)
+                    write_manifest(arm, task, samples, folder, backbone.family, *sizes, paper=printed)
                     asked = [samples[place] for place in spread(len(samples))]
                     texts = SomeTexts(["\n".join([each.prompt, *each.choices]) for each in asked], len(samples))
                     if unknown := say_unknown(backbone.family.tokenizer, texts, name):

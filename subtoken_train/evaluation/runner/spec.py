@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from subtoken_train.documents import parse_yaml
-from subtoken_train.errors import check_range, check_word
+from subtoken_train.errors import check_range, check_word, refuse, shell_words
 from subtoken_train.evaluation.tasks import TASKS
 from subtoken_train.inference.arm_spec import ArmSpec, Written
 from subtoken_train.outputs import locked
@@ -41,6 +41,7 @@ class Grid:
         limit: only the first samples of each task; without it a set that is not complete is refused.
         max_length: longest prompt in tokens, visual ones included; None: any.
         anchors: ``auto``: routed arms without a matched token-only anchor among the arms get the ledger's.
+        paper: {ARM: {TASK: number}}, which a paper prints; ARM is an arm's name, else its run's or model's.
     """
 
     arms: tuple[ArmSpec, ...]
@@ -51,6 +52,7 @@ class Grid:
     batch_size: int = 16
     max_length: int | None = None
     anchors: Anchors = "auto"
+    paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.arms or not self.tasks:
@@ -63,6 +65,10 @@ class Grid:
             check_word("task", name, TASKS)
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"task {twice[0]!r} is listed twice; run its variants with --out folders of their own")
+        for arm, printed in self.paper.items():
+            check_word("arm of paper", arm, [each.called for each in self.arms])
+            for task in printed:
+                check_word(f"task of paper: {arm}", task, names)
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,7 @@ class _File:
     batch_size: int | None = None
     max_length: int | None = None
     anchors: str | None = None
+    paper: dict[str, dict[str, float]] | None = None
 
 
 def expand_arms(content: object, written: Written = "key") -> list[ArmSpec]:
@@ -95,6 +102,9 @@ def expand_arms(content: object, written: Written = "key") -> list[ArmSpec]:
 def read_grid(path: Path, **overrides: Any) -> Grid:
     """Read a grid's YAML, keys as in ``Grid``; an override that is not None replaces what the file says."""
     content = parse_yaml(recipe_text(found := named_recipe(path, "grid")), str(found))
+    instead = f"train it: subtoken-train fit --config {shell_words(path)}"
+    is_recipe = isinstance(content, dict) and content.keys() >= {"model", "data"}
+    refuse((is_recipe, f"{path} is a recipe, not a grid of arms and tasks; {instead}"))
     try:
         read = vars(typed(_File, content, str(path)))
     except ValueError as error:

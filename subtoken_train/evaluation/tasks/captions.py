@@ -64,10 +64,7 @@ def word_overlap(predicted: str, reference: str) -> float:
 
 
 class CaptionCider(TaskMetric):
-    """``cider``, of references ``{"captions": [text, ...]}``.
-
-    ``score`` is *not* a term of CIDEr, which needs the whole set: it is the best ``word_overlap`` with a reference.
-    """
+    """``cider``, of references with ``captions``; ``score`` is no term of it, but the best ``word_overlap``."""
 
     points = frozenset({"cider"})
 
@@ -100,11 +97,7 @@ class CaptionTask(ImageQuestions):
 
 @dataclass
 class CocoCaption(CaptionTask):
-    """COCO Captions (Chen et al., arXiv:1504.00325) of the validation images; ids are their file names.
-
-    Each year of images is a set of its own on the Hub. The Karpathy split, whose images are addresses there, is not
-    here.
-    """
+    """COCO Captions (arXiv:1504.00325), validation, each year a set of the Hub; no Karpathy split."""
 
     year: int = 2014
 

@@ -33,10 +33,7 @@ class RecallScore(MeanScores):
 
 @dataclass
 class Recall(MadeTexts):
-    """Contexts of a split's English, of ``context_length`` tokens by ``tokenizer``, with facts drawn for them.
-
-    A context is a text here: where two of its parts make other tokens together, it is a token or two longer or shorter.
-    """
+    """Contexts of a split's English with drawn facts; as a text, one may be a token or two longer or shorter."""
 
     contexts: int = 200
     context_length: int = 512
@@ -79,10 +76,7 @@ class Recall(MadeTexts):
 def instruction_samples(
     records: InstructionRecords, limit: int | None = None, max_new_tokens: int = 64
 ) -> list[Sample]:
-    """Ask the last answer that is learnt of the first ``limit`` records (None: of all), with the turns before it.
-
-    What follows it (answers that are only read) is left out with its pictures.
-    """
+    """Ask the last learnt answer of the first ``limit`` records, with the turns before it alone."""
     return [_asked(records[i], max_new_tokens) for i in range(len(records))[:limit]]
 
 
@@ -138,11 +132,7 @@ def scene_score(kind: str | None, prediction: str, answer: str) -> float:
 
 
 def scene_attributes(text: str) -> dict[str, Counter[str]]:
-    """Return the places, colours and digits that a description names, in either style, each with how often.
-
-    A word counts by itself, whatever stands beside it. A digit with ``none`` right after it is one that the scene does
-    not have (``list`` goes through all ten) and does not count.
-    """
+    """Return a description's places, colours and digits, counted; a digit before ``none`` is not in the scene."""
     words = text.split()
     found: dict[str, Counter[str]] = {name: Counter() for name in ATTRIBUTES}
     for word, following in zip(words, [*words, ""][1:], strict=True):
@@ -156,10 +146,7 @@ def scene_attributes(text: str) -> dict[str, Counter[str]]:
 
 
 def attribute_f1(prediction: str, answer: str) -> dict[str, float]:
-    """Return the F1 of each attribute's multiset: 2 |both| / (|found| + |wanted|), 1 where neither names any.
-
-    It does not say whether a colour stands at *its* place: ``scene_f1`` does.
-    """
+    """Return each attribute's multiset F1, 1 where neither names any; whose colour it is, ``scene_f1`` says."""
     found, wanted = scene_attributes(prediction), scene_attributes(answer)
     scores = {}
     for name in ATTRIBUTES:
@@ -169,10 +156,7 @@ def attribute_f1(prediction: str, answer: str) -> dict[str, float]:
 
 
 class SceneScore(MeanScores):
-    """``score``: mean of exact match (short answers) or of the F1 of the described objects (descriptions).
-
-    Over descriptions only: ``place_f1``, ``color_f1`` and ``digit_f1``. A reference holds ``answer`` and ``kind``.
-    """
+    """``score``: exact match or, of descriptions, objects' F1; beside it, of these alone, each attribute's F1."""
 
     names = ("score", *(f"{name}_f1" for name in ATTRIBUTES))
 

@@ -126,10 +126,7 @@ class Pages(ImageQuestions):
 
 
 class VizWiz(ImageQuestions):
-    """VizWiz-VQA (Gurari et al., arXiv:1802.08218), validation: photographs and spoken questions of blind people.
-
-    Prompts are lmms-eval's: the question capitalised, the rest of it in lower case.
-    """
+    """VizWiz-VQA (Gurari et al., arXiv:1802.08218), validation; questions are capitalised as in lmms-eval."""
 
     scored_by = short_answers.SoftAccuracy
     ending = f"\nWhen the provided information is insufficient, respond with 'Unanswerable'.{SHORT_ANSWER}"
@@ -220,10 +217,7 @@ class AI2D(ImageChoices):
 
 
 class MMStar(ImageChoices):
-    """MMStar (Chen et al., arXiv:2403.20330): questions that cannot be answered without the image, options in them.
-
-    lmms-eval's words end without a full stop here. The Hub's one file is not named by the split.
-    """
+    """MMStar (arXiv:2403.20330), options in the question; lmms-eval's words without a stop; one file on the Hub."""
 
     scored_by = MMStarAccuracy
 

@@ -104,9 +104,8 @@ class MMLU(Task):
         for subject, rows in self._by_subject("test").items():
             shown = examples.get(subject, [])[: self.num_fewshot]
             if len(shown) < self.num_fewshot:
-                raise ValueError(
-                    f"task mmlu: subject {subject} has {len(shown)} of {self.num_fewshot} examples in dev. {self.where}"
-                )
+                few = f"{len(shown)} of {self.num_fewshot} examples in dev"
+                raise ValueError(f"task mmlu: subject {subject} has {few}. {self.where}")
             prefix = self.prefix(subject, shown)
             samples += [
                 Sample(
@@ -162,9 +161,8 @@ def _csv_rows(path: Path) -> list[FileRow]:
 def _answer(row: FileRow) -> int:
     answer, choices = row.values["answer"], row.values["choices"]
     if len(choices) != len(_LETTERS) or answer not in range(len(_LETTERS)):
-        raise ValueError(
-            f"{row.place}: {len(choices)} choices with answer {answer}; it needs 4 choices, and A to D or 0 to 3"
-        )
+        needs = "it needs 4 choices, and A to D or 0 to 3"
+        raise ValueError(f"{row.place}: {len(choices)} choices with answer {answer}; {needs}")
     return int(answer)
 
 

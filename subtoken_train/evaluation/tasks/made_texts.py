@@ -141,10 +141,7 @@ def _variable_tracking(random: Random, size: int) -> Text:
 
 
 def common_words(random: Random, size: int, often: tuple[int, int] = (30, 3)) -> Text:
-    """Make ``cwe``: ten words more often than ``size`` others, in a numbered list; an example first.
-
-    ``often`` says how many times a common and another word is listed.
-    """
+    """Make ``cwe``: ten words more ``often`` than ``size`` others in a numbered list; an example first."""
     example = _numbered(random, 30, (10, 3) if often[0] > 10 else (3, 1))
     main = _numbered(random, size, often)
     solved = example.context + example.rest + " " + _listed(example.answers) + "\n"
@@ -276,12 +273,15 @@ class RulerSynthetic(MadeTexts, LongContext):
         return lambda size: MAKERS[task].make(Random(f"{self.seed}-{task}-{number}"), size, **often)
 
     def _check_room(self, task: str, make: Callable[[int], Text], count: Callable[[str], int]) -> None:
-        room, answer = self.length - NEW_TOKENS[family(task)], NEW_TOKENS[family(task)]
-        if (least := count(make(MAKERS[task].smallest).whole)) > room:
-            raise ValueError(
-                f"length leaves {room} tokens or words for a prompt of {task}, and its shortest text has {least}; "
-                f"raise length to {least + answer} or more, or leave {task} out of tasks"
-            )
+        check_length(self.length, task, count(make(MAKERS[task].smallest).whole), f", or leave {task} out of tasks")
+
+
+def check_length(length: int, task: str, least: int, otherwise: str = "") -> None:
+    """Refuse a length that leaves no room for a task's shortest text of ``least`` tokens or words."""
+    answer = NEW_TOKENS[family(task)]
+    if least > length - answer:
+        leaves = f"length {length} leaves {length - answer} tokens or words for a prompt of {task}, and its shortest"
+        raise ValueError(f"{leaves} text has {least}; raise it to {least + answer} or more{otherwise}")
 
 
 def largest_fitting(fits: Callable[[int], bool], near: int, low: int, most: int | None = None) -> int:
@@ -355,12 +355,7 @@ class NeedleMap(MadeTexts, LongContext):
     def check_lengths(self) -> None:
         sentences, count = self._sentences(), token_counter(self.tokenizer)
         for length, number in product(self.lengths, range(self.samples_per_cell)):
-            room, least = length - NEW_TOKENS["niah"], count(self._text(sentences, number, 1, 0.0).whole)
-            if least > room:
-                raise ValueError(
-                    f"length {length} of needle_map leaves {room} tokens or words for a prompt, and the shortest has "
-                    f"{least}; raise it to {least + NEW_TOKENS['niah']} or more"
-                )
+            check_length(length, "niah", count(self._text(sentences, number, 1, 0.0).whole))
 
     def samples(self) -> list[Sample]:
         """Make samples length by length, then depth by depth; ids are both and the needle's number."""

@@ -25,10 +25,7 @@ def _check_scorer() -> None:
 
 
 class MathAccuracy(MeanScores):
-    """``accuracy``: what math-verify finds equal to ``solution``: the last box, formula or number, evaluated.
-
-    An answer that takes longer than ``SECONDS`` is wrong. It needs the process's main thread.
-    """
+    """``accuracy``: what math-verify finds equal to ``solution`` within ``SECONDS``, in the process's main thread."""
 
     names = ("accuracy",)
 
@@ -44,10 +41,7 @@ class MathAccuracy(MeanScores):
 
 @dataclass
 class MathProblems(Task):
-    """Problems of one JSON-lines or Parquet file.
-
-    ``chat``: ask in the tokenizer's chat template, which may let a model think first; one without it is refused.
-    """
+    """Problems of one JSON-lines or Parquet file; ``chat``: ask in the tokenizer's template, or refuse."""
 
     chat: bool = field(default=False, kw_only=True)
     max_new_tokens: int = field(default=32_768, kw_only=True)
@@ -102,10 +96,7 @@ class AIME25(MathProblems):
 
 @dataclass
 class Math500(MathProblems):
-    """MATH-500: 500 problems of MATH's test set (arXiv:2103.03874), drawn by Lightman et al. (arXiv:2305.20050).
-
-    The harness's own cap on an answer is 256 tokens, which cuts reasoning off.
-    """
+    """MATH-500, of MATH's test set (arXiv:2103.03874, 2305.20050); the harness caps answers at 256 tokens."""
 
     max_new_tokens: int = field(default=4096, kw_only=True)
 

@@ -138,10 +138,8 @@ def _form(problem: Mapping[str, Any]) -> str:
     if kind == "list":
         return "Answer the question using a Python list."
     if (form := forms.get((kind, decimals if kind == "float" else None))) is None:
-        raise ValueError(
-            f"problem {problem['pid']}: no prompt for an answer of type {kind!r} with precision {decimals}; allowed: "
-            "integer, list, float with 1 or 2"
-        )
+        what = f"no prompt for an answer of type {kind!r} with precision {decimals}"
+        raise ValueError(f"problem {problem['pid']}: {what}; allowed: integer, list, float with 1 or 2")
     return f"Answer the question using a single {form}."
 
 

@@ -66,10 +66,7 @@ class MMBench(ImageQuestions):
 
 
 class MMBenchCN(MMBench):
-    """The same questions in Chinese; as lmms-eval asks (``prompt: lmms``), "nan" in the place of a hint is one.
-
-    lmms-eval scores them by a judge (``gpt_eval_score``), so that no score here is its own.
-    """
+    """The same in Chinese; "nan" is a hint in lmms-eval's words (``prompt: lmms``), whose scores are a judge's."""
 
     endings: ClassVar = {"llava": "\n请直接回答选项字母。", "lmms": "\n请直接使用所提供的选项字母作为答案回答。"}
 

@@ -57,10 +57,7 @@ def ruler_score(prediction: str, task: str, expected: Sequence[str]) -> float:
 
 
 class RulerMatch(MeanOfTasks):
-    """References are ``{"task": name, "answers": [text, ...]}``.
-
-    RULER rounds each task's mean to two decimals of a percentage, which is not done here.
-    """
+    """References hold ``task`` and ``answers``; RULER's rounding of each task's mean is not done here."""
 
     names = RULER_TASKS
     total = "string_match"
@@ -143,9 +140,7 @@ class Ruler(LongContext):
             raise ValueError(f"{row.place} has no answer; fetch the file again")
         question, prefix = values["question"], values["answer_prefix"]
         if not prefix and self.compresses_question and not self.chat:
-            raise ValueError(
-                f"{row.place} has no answer prefix to continue from; ask with question: kept, or chat: true"
-            )
+            raise ValueError(f"{row.place} has no answer prefix; ask with question: kept, or chat: true")
         return ruler_sample(self, values["task"], name, (values["context"], question, prefix), values["answer"])
 
     def _read_task(self, path: Path) -> list[Sample]:

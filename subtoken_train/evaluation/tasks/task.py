@@ -28,7 +28,6 @@ class Sample:
     """One question.
 
     Attributes:
-        id: unique in the task.
         prompt: what is asked. Image tasks: the user's turn, ``<image>`` once per image, without the chat format. Text
             tasks: the whole text, as the model reads it.
         reference: what the metric reads beside the prediction; JSON values only.
@@ -36,7 +35,6 @@ class Sample:
         choices: continuations whose log-likelihoods are asked; empty: the answer is generated.
         context_characters: text tasks: how much of ``prompt``, from its start, may be compressed; None: the default
             split (``datasets.text_batches.context_tokens``).
-        max_new_tokens: cap on a generated answer.
         stop: texts that end a generated answer; they are cut off.
         kind: what scores are also shown by (subtask, category, question type).
         earlier: image tasks: the turns before ``prompt``, with their answers; they are not in a task's digest.
@@ -46,7 +44,6 @@ class Sample:
         keep_space: the answer is kept with the space around it.
         messages: text tasks: the conversation that is asked in place of ``prompt``, in a chat template where there is
             one.
-        variables: given to that template.
     """
 
     id: str
@@ -132,11 +129,7 @@ class Task(ABC):
 
     @abstractmethod
     def samples(self) -> Sequence[Sample]:
-        """Return all samples in the order of the files; images are not opened.
-
-        Files that are missing or malformed, an id that is there twice, or a split without answers raise a
-        ``ValueError`` that names file and line.
-        """
+        """Return all samples in the files' order, images closed; a ``ValueError`` names file and line of a fault."""
 
     def metric(self) -> TaskMetric:
         """Return a fresh metric."""

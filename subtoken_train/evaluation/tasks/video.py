@@ -57,10 +57,7 @@ class VideoTask(Task):
 
 
 class MMBenchVideo(VideoTask):
-    """MMBench-Video (Fang et al., NeurIPS 2024): open questions, asked one by one.
-
-    VLMEvalKit's other way, all questions of a video at once, is not here.
-    """
+    """MMBench-Video (Fang et al., NeurIPS 2024): open questions one by one, not VLMEvalKit's all at once."""
 
     table: ClassVar = "MMBench-Video.tsv"
     before = (

@@ -66,17 +66,19 @@ class TextVQA(ImageQuestions):
             return None
         questions = files.read_jsonl(find_file(self, folder, self.questions), ("question_id", "image", "text"))
         path = find_file(self, folder, self.official)
-        known = _annotations(path)
+        notes = read_entries(path, "data", ("image_id", "question", "question_id"))
+        unique_ids((str(note.values["question_id"]), note.place) for note in notes)
+        known = defaultdict[tuple[str, str], deque[FileRow]](deque)  # a question put twice has two, in order
+        for note in notes:
+            known[note.values["image_id"], note.text("question").lower()].append(note)
         rows = []
         for row in questions:
             question, text = self._llava_prompt(row)
             image = row.values["question_id"]
             waiting = known.get((image, question.lower()))
             if not waiting:
-                raise ValueError(
-                    f"{row.place}: {path} has no (further) answers for question {question!r} of image {image!r}; "
-                    "the two files must be of the same split"
-                )
+                lacks = f"{path} has no (further) answers for question {question!r} of image {image!r}"
+                raise ValueError(f"{row.place}: {lacks}; the two files must be of the same split")
             source = inside(folder / "train_images", str(row.values["image"]))
             rows.append(waiting.popleft().with_values(text=text, image=source))
         return rows
@@ -85,30 +87,14 @@ class TextVQA(ImageQuestions):
         question, *rest = row.text("text").split("\n")
         tokens = len(rest) == 2 and rest[0].startswith(self.ocr_line.rstrip())
         if not tokens and (self.ocr or len(rest) != 1):
-            raise ValueError(
-                f"{row.place}: a text must have a line each for the question, '{self.ocr_line}...' and how to answer "
-                f"(the second may be absent with ocr=False); got {row.values['text']!r}"
-            )
+            lines = f"a line each for the question, '{self.ocr_line}...' (unless ocr=False) and how to answer"
+            raise ValueError(f"{row.place}: a text must have {lines}; got {row.values['text']!r}")
         return question, "\n".join([question, *rest] if self.ocr else [question, rest[-1]])
-
-
-def _annotations(path: Path) -> dict[tuple[str, str], deque[FileRow]]:
-    """Group annotations by image and question; one put twice has two, in order (LLaVA: both get the last)."""
-    found: dict[tuple[str, str], deque[FileRow]] = defaultdict(deque)
-    rows = read_entries(path, "data", ("image_id", "question", "question_id"))
-    unique_ids((str(row.values["question_id"]), row.place) for row in rows)
-    for row in rows:
-        found[row.values["image_id"], row.text("question").lower()].append(row)
-    return found
 
 
 @dataclass
 class VQAv2(ImageQuestions):
-    """VQAv2 (Goyal et al., arXiv:1612.00837): questions about COCO photographs, ten answers each.
-
-    The validation set, a reading: the sub-token paper names no split, and its figures fit test-dev as well. The other
-    splits have no public answers.
-    """
+    """VQAv2 (arXiv:1612.00837), validation: a reading, since the sub-token paper names no split."""
 
     split: str = "validation"
 

@@ -46,10 +46,7 @@ class POPEScores(TaskMetric):
 
 
 def first_sentence_answer(text: str) -> str:
-    """Return ``no`` if a word of the first sentence is No, no or not; else ``yes``, for nothing and "NO" too.
-
-    Commas are removed, and words are separated by single spaces (a line break separates nothing).
-    """
+    """Return ``no`` for a word No, no or not (parted by spaces, commas out) of the first sentence, else ``yes``."""
     words = text.partition(".")[0].replace(",", "").split(" ")
     return "no" if {"No", "not", "no"} & set(words) else "yes"
 
@@ -181,10 +178,8 @@ class MME(ImageQuestions):
         category, pair, question = str(row.values["category"]), str(row.values["question_id"]), row.text("question")
         answer = self.answer(row).lower().strip().replace(".", "")
         if category not in MME_SUBTASKS or answer not in ("yes", "no"):
-            raise ValueError(
-                f"{row.place}: category {category!r} with answer {answer!r}; the categories are "
-                f"{', '.join(MME_SUBTASKS)}, and answers are yes and no"
-            )
+            allowed = f"the categories are {', '.join(MME_SUBTASKS)}, and answers are yes and no"
+            raise ValueError(f"{row.place}: category {category!r} with answer {answer!r}; {allowed}")
         question = question.replace(" Please answer yes or no.", "").strip()
         reference = {"answer": answer, "category": category, "pair": pair}
         return self.ask(row, f"{pair}: {question}", question + SHORT_ANSWER, reference, kind=category)

@@ -15,7 +15,6 @@ from subtoken_train.evaluation.results import (
     prompt_digest,
     read_samples,
 )
-from subtoken_train.evaluation.runner.arms import groups_words
 from subtoken_train.routing import RoutingConfig
 from tests.support.eval_runs import MEASURED
 
@@ -104,7 +103,7 @@ def test_manifests_read_back(tmp_path, share):
     """What an arm of groups is called, too: of K groups of every token, and of a budget in bytes."""
     budget = RoutingConfig(budget="bytes", kept_groups=16, byte_share=share)
     for number, routing in enumerate((None, RoutingConfig(), budget)):
-        own = manifest(arm=replace(FACTS, groups=groups_words(routing)), settings={"batch_size": 3})
+        own = manifest(arm=replace(FACTS, groups=routing.words if routing else "-"), settings={"batch_size": 3})
         own.write(tmp_path / str(number))
         assert Manifest.read(tmp_path / str(number)) == own
 

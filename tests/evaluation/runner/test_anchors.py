@@ -35,7 +35,7 @@ def pool():
 
 def kept(arm):
     """Tokens that the last layer holds."""
-    return arm.layer_tokens(arm.reducer)[-1]
+    return arm.reducer.layer_tokens(arm.tokens, arm.shape.num_layers)[-1]
 
 
 OWN = "tiny_fastv25_s16k4-seed0"

@@ -76,7 +76,7 @@ def test_what_is_missing_is_listed(tmp_path):
         f"calibration {file}": f"subtoken-train calibrate prefixkv --adapter runs/tiny_fastv25/adapter --out {file}",
         "files of chartqa": "subtoken-train data chartqa",
     }
-    assert [(task.source, task.samples) for task in checked.tasks] == [(str(tmp_path / "pope"), 7), (None, 7)]
+    assert [(task.source, samples) for task, samples in checked.tasks] == [(str(tmp_path / "pope"), 7), (None, 7)]
     assert check_lines(grid, checked)[0].startswith("1 arms x 2 tasks, 14 answers")
 
 
@@ -100,7 +100,7 @@ SERVED = {"length": 1000, "tasks": ["cwe"], "tokenizer": TEXT}
 
 def test_options_and_weights_that_cannot_be_served_are_refused(tmp_path):
     grid = replace(grid_of({"backbone": TEXT}), tasks=(TaskSpec("ruler_synthetic", options=SERVED),))
-    with pytest.raises(ValueError, match=r"a prompt of cwe, and its shortest text has [\d,]+; raise length to [\d,]+"):
+    with pytest.raises(ValueError, match=r"a prompt of cwe, and its shortest text has [\d,]+; raise it to [\d,]+"):
         dry_run(grid, planned_adapter)
     shutil.copytree(ROOT / TEXT, tmp_path / "backbone")
     os.truncate(tmp_path / "backbone" / "model.safetensors", 100_000)

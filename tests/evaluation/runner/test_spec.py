@@ -78,6 +78,9 @@ def test_overrides_replace_what_the_file_says(tmp_path):
         ({**GRID, "tasks": [3]}, "a task is a name"),
         ({**GRID, "tasks": [{"name": "pope", "source": 3}]}, "source of task pope must be a folder or a Hub id"),
         ({**GRID, "tasks": ["recall", "recall"]}, "listed twice"),
+        ({**GRID, "paper": {"b": {"recall": 1.0}}}, "unknown arm of paper 'b'.*a"),
+        ({**GRID, "paper": {"a": {"recal": 1.0}}}, "unknown task of paper: a 'recal'. Did you mean 'recall'"),
+        ({**GRID, "paper": {"a": {"recall": "72 %"}}}, "recall is '72 %'; it must be a number"),
     ],
 )  # fmt: skip
 def test_mistakes_are_worded(tmp_path, content, message):

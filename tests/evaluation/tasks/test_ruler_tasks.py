@@ -196,7 +196,7 @@ def test_needles_stand_where_the_map_says(haystack):
         ({"depths": [0.5, 0.5]}, "depths of needle_map is"),
         ({"depths": [1.5]}, r"depths of needle_map is 1\.5; it must be 0 to 1"),
         ({"lengths": [0]}, "lengths of needle_map is 0; it must be 1 to"),
-        ({"lengths": [150]}, r"length 150 of needle_map leaves 22 tokens or words .* raise it to \d+ or more"),
+        ({"lengths": [150]}, r"length 150 leaves 22 tokens or words .* raise it to \d+ or more"),
         ({"haystack": "empty.txt"}, r"empty\.txt holds no text"),
         ({"haystack": "nowhere.txt"}, r"nowhere\.txt"),
     ],
