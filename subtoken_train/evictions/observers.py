@@ -7,8 +7,6 @@ Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, 
 """
 
 from collections.abc import Iterable
-from functools import reduce
-from itertools import starmap
 from typing import Any, Literal
 
 import torch
@@ -45,22 +43,6 @@ def unasked(regions_BN: Tensor) -> Tensor:
 
 def _after_body(regions_BN: Tensor) -> Tensor:
     return (regions_BN != Region.PADDING) & (in_compressed_region(regions_BN).flip(-1).cumsum(-1).flip(-1) == 0)
-
-
-def column_sums(blocks: Blocks, weight_BN: Tensor | None = None) -> Tensor:
-    """Attention that each key receives from the rows of ``blocks``, times the row's weight, [B, H, N] in fp32."""
-
-    def summed(index_BW: Tensor, probability_BHWN: Tensor) -> Tensor:
-        if weight_BN is None:
-            return probability_BHWN.sum(2)
-        return (probability_BHWN * weight_BN.gather(1, index_BW.clamp(min=0))[:, None, :, None]).sum(2)
-
-    return reduce(torch.add, starmap(summed, blocks))
-
-
-def column_largest(blocks: Blocks) -> Tensor:
-    """The largest attention that each key receives from any row of ``blocks`` (at least one), [B, H, N] in fp32."""
-    return reduce(torch.maximum, (probability_BHWN.amax(2) for _, probability_BHWN in blocks))
 
 
 def over_groups(scores_BHN: Tensor, kv_heads: int, how: GroupReduction = "mean") -> Tensor:

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
-from subtoken_train.functional.gather import kept_index
+from subtoken_train.functional.gather import kept_index, take_entries
 
 HALF = (torch.float16, torch.bfloat16)
 FLASH_WIDTH = 256  # widest head that flash computes
@@ -297,6 +297,7 @@ def _mask_slope(
 BLOCK = 128  # rows of the attention matrix that exist at a time
 
 
+@torch.no_grad()
 def attention_rows(
     query_BHNd: Tensor,
     key_BhNd: Tensor,
@@ -305,23 +306,26 @@ def attention_rows(
     scale: float,
     offset: int = 0,
     window: SlidingWindow | None = None,
+    surely: int = 0,
 ) -> Tensor:
     """Attention probabilities of chosen rows, [B, H, W, N] in fp32; 0 everywhere in a row that may see no key.
 
     ``index_BW``: int64, -1 is none; ``keys_BN``: keys that may be seen, bool; ``offset``: place of the first query
-    among the keys.
+    among the keys; ``surely``: number of first keys that are known to be seen by all rows.
     """
     batch, heads, _, width = query_BHNd.shape
-    length = key_BhNd.shape[2]
-    rows_BW = index_BW.clamp(min=0)
-    chosen = query_BHNd.gather(2, rows_BW[:, None, :, None].expand(-1, heads, -1, width)).float()
+    length, rows_BW = key_BhNd.shape[2], index_BW.clamp(min=0)
+    chosen = take_entries(query_BHNd, rows_BW).float()
     grouped = (chosen * scale).view(batch, key_BhNd.shape[1], -1, width)  # the query heads of a key head, row after row
     logits = (grouped @ key_BhNd.float().transpose(-1, -2)).view(batch, heads, -1, length)
-    places_N = torch.arange(length, device=query_BHNd.device)
-    seen_BWN = (places_N <= rows_BW[..., None] + offset) & keys_BN[:, None] & (index_BW >= 0)[..., None]
+    rest_N = torch.arange(surely, length, device=query_BHNd.device)
+    seen_BWN = (rest_N <= rows_BW[..., None] + offset) & keys_BN[:, None, surely:] & (index_BW >= 0)[..., None]
     if window is not None:
-        seen_BWN = seen_BWN & window.of_index(rows_BW + offset)
-    probabilities = logits.masked_fill_(~seen_BWN[:, None], -torch.inf).softmax(-1)
+        seen_BWN = seen_BWN & window.of_index(rows_BW + offset)[..., surely:length]
+    logits[..., surely:].masked_fill_(~seen_BWN[:, None], -torch.inf)
+    probabilities = torch.softmax(logits, -1, out=logits)
+    if surely:
+        return probabilities
     blind_BW = ~seen_BWN.any(-1)
     if blind_BW.is_cuda or bool(blind_BW.any()):  # seldom needed; a device would wait longer to hear so
         probabilities = probabilities.masked_fill(blind_BW[:, None, :, None], 0.0)
@@ -334,18 +338,56 @@ def attention_blocks(
     rows_BN: Tensor,
     keys_BN: Tensor,
     scale: float,
-    block: int = BLOCK,
     offset: int = 0,
     window: SlidingWindow | None = None,
+    block: int = BLOCK,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Walk over the marked rows: yields (index_BW, probabilities [B, H, W, N]) with at most ``block`` rows each.
 
     ``rows_BN``: the rows that are wanted, bool; a sample with fewer of them pads ``index_BW`` with -1.
     """
-    index_BR, valid_BR = kept_index(rows_BN, pad_left=False)
-    index_BR = index_BR.masked_fill(~valid_BR, -1)
+    index_BR = _marked(rows_BN)
     for index_BW in torch.split(index_BR, block, 1) if index_BR.shape[1] else ():
         yield index_BW, attention_rows(query_BHNd, key_BhNd, index_BW, keys_BN, scale, offset, window)
+
+
+def _marked(rows_BN: Tensor) -> Tensor:
+    index_BR, valid_BR = kept_index(rows_BN, pad_left=False)
+    return index_BR.masked_fill(~valid_BR, -1)
+
+
+def attention_received(
+    query_BHNd: Tensor,
+    key_BhNd: Tensor,
+    rows_BN: Tensor,
+    keys_BN: Tensor,
+    scale: float,
+    offset: int = 0,
+    window: SlidingWindow | None = None,
+    weight_BN: Tensor | None = None,
+    largest: bool = False,
+) -> Tensor:
+    """Attention that each key receives from the marked rows, the sum or the largest, [B, H, K] in fp32; 0 without rows.
+
+    ``weight_BN`` multiplies each row's. Of a block of rows nothing is computed beyond the last key that it may see.
+    """
+    index_BR, whole = _marked(rows_BN), window is None and bool(keys_BN.all())
+    first_R, last_R = (each.tolist() for each in (index_BR + offset).aminmax(dim=0))
+    found_BHK = torch.zeros(*query_BHNd.shape[:2], key_BhNd.shape[2], device=key_BhNd.device)
+    states = query_BHNd, key_BhNd.float(), found_BHK
+    heads = 1 if key_BhNd.is_cuda else key_BhNd.shape[1]  # a CPU's caches hold those of one
+    parts = list(zip(*(each.chunk(heads, 1) for each in states), strict=True))
+    for start in range(0, len(last_R), BLOCK):
+        own = slice(start, start + BLOCK)
+        index_BW, end, first = index_BR[:, own], max(last_R[own]) + 1, min(first_R[own])
+        surely = first + 1 if whole and first >= offset else 0
+        for query, key, into in parts:
+            rows = attention_rows(query, key[:, :, :end], index_BW, keys_BN[:, :end], scale, offset, window, surely)
+            if weight_BN is not None:
+                rows = rows * weight_BN.gather(1, index_BW.clamp(min=0))[:, None, :, None]
+            seen = into[..., :end]
+            seen.copy_(torch.maximum(seen, rows.amax(2)) if largest else seen + rows.sum(2))
+    return found_BHK
 
 
 def attention_paid(blocks: Iterator[tuple[Tensor, Tensor]], over_heads: Literal["mean", "max"] = "mean") -> Tensor:

@@ -1,5 +1,7 @@
 """Attention of some rows and of all is plain softmax; the gradient of a choice among keys."""
 
+from unittest.mock import patch
+
 import pytest
 import torch
 from hypothesis import given
@@ -11,6 +13,7 @@ from subtoken_train.functional.causal_attention import (
     Seen,
     SlidingWindow,
     attention_blocks,
+    attention_received,
     attention_rows,
     causal_attention,
     fused_attention,
@@ -230,9 +233,9 @@ def collect(blocks, like):
 
 
 @st.composite
-def problems(draw):
+def problems(draw, longest=14):
     batch, kv_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.integers(1, 3))
-    length = draw(st.integers(1, 14))
+    length = draw(st.integers(1, longest))
     query, key = tensors(batch, kv_heads * group, kv_heads, length, seed=draw(st.integers(0, 99)))
     marks = st.lists(st.booleans(), min_size=batch * length, max_size=batch * length)
     keys, rows = (torch.tensor(draw(marks)).view(batch, length) for _ in range(2))
@@ -246,11 +249,28 @@ def test_blocks_are_the_dense_rows(problem, block, data):
     offset = data.draw(st.integers(0, query.shape[2] - 1))
     query, rows = query[:, :, offset:], rows[:, offset:]
     expected = dense(problem[0], key, keys, 0.7)[:, :, offset:] * rows[:, None, :, None]
-    blocks = list(attention_blocks(query, key, rows, keys, 0.7, block, offset=offset))
+    blocks = list(attention_blocks(query, key, rows, keys, 0.7, offset, block=block))
     assert sum(index.shape[1] for index, _ in blocks) == rows.sum(-1).max()  # no row is computed for nothing
     matrix, times = collect(blocks, expected)
     assert torch.equal(times, rows.long())
     assert torch.allclose(matrix, expected, atol=1e-6)
+
+
+@given(problems(40), st.sampled_from(["all keys", "all", "some"]), st.booleans(), st.data())
+def test_what_keys_receive_are_the_dense_columns(problem, which, largest, data):
+    """Sums (weighted, too) and largest values, in blocks of rows that end with their last row."""
+    query, key, rows, keys = problem
+    keys = keys if which == "some" else torch.ones_like(keys)
+    rows = torch.ones_like(rows) if which == "all" else rows
+    offset = data.draw(st.integers(0, query.shape[2] - 1))
+    weight = torch.arange(rows.numel()).view_as(rows) % 7 / 3 if data.draw(st.booleans()) else None
+    matrix = dense(query, key, keys, 0.7) * rows[:, None, :, None]
+    matrix = (matrix if weight is None else matrix * weight[:, None, :, None])[:, :, offset:]
+    expected = matrix.amax(2) if largest else matrix.sum(2)
+    given = query[:, :, offset:], key, rows[:, offset:], keys, 0.7, offset, None
+    with patch("subtoken_train.functional.causal_attention.BLOCK", 8):
+        found = attention_received(*given, None if weight is None else weight[:, offset:], largest)
+    assert torch.allclose(found, expected.float(), atol=1e-5)
 
 
 def test_bf16_inputs_are_computed_in_fp32_and_large_scores_do_not_overflow():
@@ -268,6 +288,7 @@ def test_memory_is_a_block_of_rows(block, length):
     query, key = tensors(1, 4, 2, length, width=2)
     everything = torch.ones(1, length, dtype=torch.bool)
     with LargestTensor() as largest:
-        rows = sum(index.shape[1] for index, _ in attention_blocks(query, key, everything, everything, 1.0, block))
+        blocks = attention_blocks(query, key, everything, everything, 1.0, block=block)
+        rows = sum(index.shape[1] for index, _ in blocks)
     assert rows == length
     assert largest.elements == 4 * block * length < length * length
