@@ -44,7 +44,7 @@ prompt (``TaskPlan``) pay to its cached entries; ``asks``: the rows that ask abo
 OF_TASKS: frozenset[Need] = frozenset({"blocks", "value_norms"})
 """Needs that every view of a second pass serves."""
 
-ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "ABSENT"})()
+ABSENT: Any = type("ABSENT", (), {})
 """Value of a field that a place does not have."""
 
 _NEEDS: dict[str, Need] = {"value_BhNd": "values", "input_BND": "inputs", "asks_BN": "asks", "asks_counts": "asks"}
