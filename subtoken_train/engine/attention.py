@@ -32,7 +32,6 @@ from subtoken_train.functional.causal_attention import (
     Seen,
     SlidingWindow,
     causal_attention,
-    delayed_attention,
     fused_kernels,
     in_window,
     with_key_gradient,
@@ -171,7 +170,8 @@ def split_attention(
     read = split.ahead.get(layer) or split.decide(layer, query, key, value, scale)
     if read.gate_BhN is not None:
         places = None if split.unpadded else split.visible_BN
-        out = delayed_attention(query, key, value, read.gate_BhN, split.delay, places, scale, ROW_BLOCK, dropout)
+        gated = Seen(places, gate_BhK=read.gate_BhN, delay=split.delay)
+        out = causal_attention(query, key, value, gated, scale, ROW_BLOCK, dropout)
         return out.transpose(1, 2).contiguous()
     length, start = key.shape[2], key.shape[2] - query.shape[2]
     window = split.window(layer)

@@ -141,9 +141,8 @@ def entropy_of(view: View, rows_BN: Tensor, keys_BN: Tensor) -> Tensor:
     everywhere = rows_BN.shape[1]  # as if all keys lay before the first row
     if not bool(rows_BN.any()):
         return total_B
-    states = view.query_BHNd, view.key_BhNd
-    for _, probability_BHWN in attention_blocks(*states, rows_BN, keys_BN, view.scale, offset=everywhere):
-        total_B += torch.special.entr(probability_BHWN).sum((2, 3)).mean(1)
+    for _, paid_BHWN in attention_blocks(view.query_BHNd, view.key_BhNd, rows_BN, keys_BN, view.scale, everywhere):
+        total_B += torch.special.entr(paid_BHWN).sum((2, 3)).mean(1)
     return total_B / rows_BN.sum(-1).clamp(min=1)
 
 

@@ -86,9 +86,8 @@ class AirCache(Eviction):
 
 def importance(view: View, observers_BN: Tensor, visual_BN: Tensor) -> Tensor:
     """Mean attention of the observers to each visual entry (equations 7 and 8), over heads too, [B, N]; 0 elsewhere."""
-    rows_B1 = observers_BN.sum(-1, keepdim=True).clamp(min=1)
-    received_BHN = view.received(observers_BN, visual_BN | observers_BN)
-    return (received_BHN.mean(1) / rows_B1).masked_fill(~visual_BN, 0.0)
+    received_BN = view.received(observers_BN, visual_BN | observers_BN).mean(1)
+    return (received_BN / observers_BN.sum(-1, keepdim=True).clamp(min=1)).masked_fill(~visual_BN, 0.0)
 
 
 def skewness(importance_BN: Tensor, visual_BN: Tensor) -> Tensor:

@@ -19,8 +19,7 @@ chosen ones, d head width.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import reduce
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -136,16 +135,20 @@ class Seen:
         places_BK: seen by what stands after them, bool; every place sees itself. None: all, which nobody looks up.
         window: of all K places; None: every place sees all before it.
         keys_BhK: of the places that are seen, those whose key a head has, bool; None: each head has all.
+        gate_BhK: log of how far an entry is seen (-inf: not at all) from rows more than ``delay`` places after it; it
+            joins their logits ("Inference-Time Hyper-Scaling with KV Cache Compression", DMS, 2506.05345, section 3).
     """
 
     places_BK: Tensor | None = None
     window: SlidingWindow | None = None
     keys_BhK: Tensor | None = None
+    gate_BhK: Tensor | None = None
+    delay: int = 0
 
     def until(self, end: int) -> Seen:
         """The same of the first places."""
-        places, keys = self.places_BK, self.keys_BhK
-        return Seen(None if places is None else places[:, :end], self.window, None if keys is None else keys[..., :end])
+        places, keys = (None if each is None else each[..., :end] for each in (self.places_BK, self.keys_BhK))
+        return replace(self, places_BK=places, keys_BhK=keys)
 
     def first_column(self, row: int) -> int:
         """The first place that a row, or one after it, may see; positions do not rise over padding."""
@@ -173,7 +176,7 @@ def causal_attention(
 ) -> Tensor:
     """Attention of the last q of K places, [B, H, q, d]."""
     rows, columns = query_BHqd.shape[2], key_BhKd.shape[2]
-    unmasked = seen.places_BK is None and seen.window is None and seen.keys_BhK is None
+    unmasked = all(each is None for each in (seen.places_BK, seen.window, seen.keys_BhK, seen.gate_BhK))
     if unmasked and (rows == columns or query_BHqd.is_cuda):
         return fused_attention(query_BHqd, key_BhKd, value_BhKd, scale, dropout=dropout)
     key, value = shared_heads(query_BHqd, key_BhKd, value_BhKd, masked=True)
@@ -183,45 +186,16 @@ def causal_attention(
         first, end = columns - rows + start, columns - rows + stop
         part = slice(seen.first_column(first), end)
         mask_BhqK = seen.of_rows(first, end, query_BHqd.device)
+        if seen.gate_BhK is not None:
+            places_K = torch.arange(part.start, end, device=query_BHqd.device)
+            late_qK = places_K[first - end :, None] - places_K > seen.delay
+            bias_BhqK = torch.where(late_qK, seen.gate_BhK[:, :, None, part], 0.0)
+            mask_BhqK = bias_BhqK.masked_fill(~mask_BhqK, -torch.inf).to(_computed_in(query_BHqd))
         if mask_BhqK.shape[1] > 1:
             mask_BhqK = mask_BhqK.repeat_interleave(query_BHqd.shape[1] // mask_BhqK.shape[1], 1)
         query = query_BHqd[:, :, start:stop]
         parts.append(fused_attention(query, key[:, :, part], value[:, :, part], scale, mask_BhqK, dropout))
     return torch.cat(parts, 2) if len(parts) > 1 else parts[0]
-
-
-def delayed_attention(
-    query_BHqd: Tensor,
-    key_BhKd: Tensor,
-    value_BhKd: Tensor,
-    gate_BhN: Tensor,
-    delay: int,
-    places_BN: Tensor | None,
-    scale: float,
-    block: int,
-    dropout: float = 0.0,
-) -> Tensor:
-    """Attention of the last q of K places, [B, H, q, d], whose logits at what lies further back are joined by a gate's.
-
-    Source: "Inference-Time Hyper-Scaling with KV Cache Compression" (DMS, arXiv 2506.05345), section 3. The places are
-    the first K of N. A row sees the ``delay`` places before its own whole, and ``gate_BhN``, log of how far an entry is
-    seen (-inf: not at all), joins the logits of those before them; ``places_BN``: what is no padding, None: all. The
-    mask of ``block`` rows exists at a time.
-    """
-    rows, columns = query_BHqd.shape[2], key_BhKd.shape[2]
-    key, value = shared_heads(query_BHqd, key_BhKd, value_BhKd, masked=True)
-    parts: list[Tensor] = []
-    seen, device = Seen(places_BN), query_BHqd.device
-    for start in range(0, rows, block):
-        stop = min(start + block, rows)
-        first, end = columns - rows + start, columns - rows + stop
-        late_qK = torch.arange(first, end, device=device)[:, None] - torch.arange(end, device=device) > delay
-        bias_BhqK = torch.where(late_qK, gate_BhN[:, :, None, :end], 0.0)
-        bias_BhqK = bias_BhqK.masked_fill(~seen.of_rows(first, end, device), -torch.inf)
-        bias = bias_BhqK.repeat_interleave(query_BHqd.shape[1] // bias_BhqK.shape[1], 1).to(_computed_in(query_BHqd))
-        states = query_BHqd[:, :, start:stop], key[:, :, :end], value[:, :, :end]
-        parts.append(fused_attention(*states, scale, bias, dropout))
-    return torch.cat(parts, 2)
 
 
 def with_key_gradient(
@@ -392,9 +366,8 @@ def attention_received(
 
 def attention_paid(blocks: Iterator[tuple[Tensor, Tensor]], over_heads: Literal["mean", "max"] = "mean") -> Tensor:
     """Attention that all rows of some blocks pay to each position, [B, N] in fp32; a sample without rows gets zeros."""
-
-    def summed(index_BW: Tensor, attention_BHWN: Tensor) -> Tensor:
+    found = []
+    for index_BW, attention_BHWN in blocks:
         rows_BWN = attention_BHWN.mean(1) if over_heads == "mean" else attention_BHWN.amax(1)
-        return (rows_BWN * (index_BW >= 0)[..., None]).sum(1)
-
-    return reduce(torch.add, (summed(*block) for block in blocks))
+        found.append((rows_BWN * (index_BW >= 0)[..., None]).sum(1))
+    return sum(found[1:], found[0])

@@ -262,10 +262,9 @@ class View:
         weight_BN: Tensor | None = None,
         largest: bool = False,
     ) -> Tensor:
-        """Attention that each key receives from all marked rows, [B, H, N], see ``attention_received``.
+        """Attention that each entry receives from all marked rows, [B, H, N], see ``attention_received``.
 
-        Of a second pass (``rows_BN`` is None), from the task's rows: the softmax runs over the prompt's entries and the
-        task's rows up to each; columns of the latter are left out.
+        ``rows_BN`` is None: from the rows of a second pass's task, which see each other, too.
         """
         weight_BN = None if weight_BN is None else weight_BN[:, self._first :]
         received_BHK = attention_received(*self._asking(rows_BN, keys_BN), weight_BN, largest)
