@@ -54,9 +54,10 @@ def fused_kernels(query_BHqd: Tensor, key_BhKd: Tensor, value_BhKd: Tensor, mask
 
 
 def shared_heads(query_BHqd: Tensor, key_BhKd: Tensor, value_BhKd: Tensor, masked: bool) -> tuple[Tensor, Tensor]:
-    """Keys and values as they are where flash takes the call, else each once for every query head that reads it."""
-    shares = query_BHqd.shape[1] // key_BhKd.shape[1]
-    if shares == 1 or "flash" in fused_kernels(query_BHqd, key_BhKd, value_BhKd, masked):
+    """Keys and values as they are where a kernel takes them, else each once for every query head that reads it."""
+    shares, untrained = query_BHqd.shape[1] // key_BhKd.shape[1], not torch.is_grad_enabled()
+    on_cpu = query_BHqd.device.type == "cpu" and untrained  # whose kernel takes all that is no gradient's
+    if shares == 1 or on_cpu or "flash" in fused_kernels(query_BHqd, key_BhKd, value_BhKd, masked):
         return key_BhKd, value_BhKd
     key, value = (x[:, :, None].expand(-1, -1, shares, -1, -1).flatten(1, 2) for x in (key_BhKd, value_BhKd))
     return key, value
