@@ -183,7 +183,7 @@ def pack_layer(
     """
     _, kv_heads, length, width = key_BhNd.shape
     counts = counts or read_counts([plan], kv_heads, width, packing.layout, packing.form)[0]
-    marks = on_device(counts.marks, key_BhNd.device)
+    marks = counts.marks if counts.marks.rows_RM.device == key_BhNd.device else on_device(counts.marks, key_BhNd.device)
     keys, values, num_rows = key_BhNd, value_BhNd, len(marks.rows_RM)
     fill, feedback = None, packing.feedback(plan)
     if fill_BV is not None:
