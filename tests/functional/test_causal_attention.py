@@ -233,9 +233,9 @@ def collect(blocks, like):
 
 
 @st.composite
-def problems(draw, longest=14):
+def problems(draw):
     batch, kv_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.integers(1, 3))
-    length = draw(st.integers(1, longest))
+    length = draw(st.integers(1, 14))
     query, key = tensors(batch, kv_heads * group, kv_heads, length, seed=draw(st.integers(0, 99)))
     marks = st.lists(st.booleans(), min_size=batch * length, max_size=batch * length)
     keys, rows = (torch.tensor(draw(marks)).view(batch, length) for _ in range(2))
@@ -243,34 +243,24 @@ def problems(draw, longest=14):
 
 
 @given(problems(), st.integers(1, 16), st.data())
-def test_blocks_are_the_dense_rows(problem, block, data):
+def test_blocks_are_the_dense_rows_and_keys_receive_their_columns(problem, block, data):
     """Any rows, any keys (empty sets too), any block size; every marked row once; queries may be of the last rows."""
     query, key, rows, keys = problem
-    offset = data.draw(st.integers(0, query.shape[2] - 1))
-    query, rows = query[:, :, offset:], rows[:, offset:]
+    offset, everything = data.draw(st.integers(0, query.shape[2] - 1)), data.draw(st.booleans())
+    query, rows, keys = query[:, :, offset:], rows[:, offset:] | everything, keys | everything
     expected = dense(problem[0], key, keys, 0.7)[:, :, offset:] * rows[:, None, :, None]
-    blocks = list(attention_blocks(query, key, rows, keys, 0.7, offset, block=block))
+    given = query, key, rows, keys, 0.7, offset, None
+    blocks = list(attention_blocks(*given, block))
     assert sum(index.shape[1] for index, _ in blocks) == rows.sum(-1).max()  # no row is computed for nothing
     matrix, times = collect(blocks, expected)
     assert torch.equal(times, rows.long())
     assert torch.allclose(matrix, expected, atol=1e-6)
-
-
-@given(problems(40), st.sampled_from(["all keys", "all", "some"]), st.booleans(), st.data())
-def test_what_keys_receive_are_the_dense_columns(problem, which, largest, data):
-    """Sums (weighted, too) and largest values, in blocks of rows that end with their last row."""
-    query, key, rows, keys = problem
-    keys = keys if which == "some" else torch.ones_like(keys)
-    rows = torch.ones_like(rows) if which == "all" else rows
-    offset = data.draw(st.integers(0, query.shape[2] - 1))
-    weight = torch.arange(rows.numel()).view_as(rows) % 7 / 3 if data.draw(st.booleans()) else None
-    matrix = dense(query, key, keys, 0.7) * rows[:, None, :, None]
-    matrix = (matrix if weight is None else matrix * weight[:, None, :, None])[:, :, offset:]
-    expected = matrix.amax(2) if largest else matrix.sum(2)
-    given = query[:, :, offset:], key, rows[:, offset:], keys, 0.7, offset, None
-    with patch("subtoken_train.functional.causal_attention.BLOCK", 8):
-        found = attention_received(*given, None if weight is None else weight[:, offset:], largest)
-    assert torch.allclose(found, expected.float(), atol=1e-5)
+    weight = torch.arange(rows.numel()).view_as(rows) % 7 / 3
+    with patch("subtoken_train.functional.causal_attention.BLOCK", block):
+        sums, weighted, largest = (attention_received(*given, *how) for how in ((), (weight,), (None, True)))
+    for found, columns in ((sums, expected), (weighted, expected * weight[:, None, :, None])):
+        assert torch.allclose(found, columns.sum(2).float(), atol=1e-5)
+    assert torch.allclose(largest, expected.amax(2).float(), atol=1e-6)
 
 
 def test_bf16_inputs_are_computed_in_fp32_and_large_scores_do_not_overflow():
