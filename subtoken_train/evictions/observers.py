@@ -3,10 +3,9 @@
 A window is a number of entries or a share of the budget. One of a fixed length leaves nothing to choose where the
 budget is no longer than it; VL-Cache (section 5) therefore fixes the window of every method at 10 % of the budget.
 
-Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, W rows of a block.
+Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads.
 """
 
-from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
@@ -21,9 +20,6 @@ from subtoken_train.view.view import View
 
 GroupReduction = Literal["mean", "max"]
 Pooling = Literal["avg", "max"]
-
-Blocks = Iterable[tuple[Tensor, Tensor]]
-"""(index_BW, probabilities [B, H, W, N]), as ``View.blocks`` yields them; -1 in the index is no row."""
 
 
 def task_rows(regions_BN: Tensor) -> Tensor:

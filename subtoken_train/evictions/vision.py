@@ -3,6 +3,7 @@
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, L layers.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from subtoken_train.evictions.base import Eviction, layer_count, protect_last
 from subtoken_train.evictions.budgets import competing_counts, divide_budget, pyramid_weights
-from subtoken_train.evictions.observers import Blocks, over_groups, share_of, task_rows
+from subtoken_train.evictions.observers import over_groups, share_of, task_rows
 from subtoken_train.functional.gather import last_marked
 from subtoken_train.types import Region
 from subtoken_train.view.method import by_settings, setting
@@ -184,7 +185,9 @@ class VLCache(Eviction):
         return protect_last(scores, scores.notes["entries"], window_B)
 
 
-def post_vision_statistics(blocks: Blocks, entries_BN: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+def post_vision_statistics(
+    blocks: Iterable[tuple[Tensor, Tensor]], entries_BN: Tensor, threshold: float
+) -> tuple[Tensor, Tensor]:
     """Column sums of the rows' attention [B, H, N] in fp32, and how dense it is (1 - equation 2), [B, H].
 
     Attention counts as zero below ``threshold`` of its row's largest (equation 1).
