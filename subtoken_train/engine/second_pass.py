@@ -151,7 +151,7 @@ def second_pass(
         further: dict[str, Any] = {"deep_nBND": task.deep_nBSD, "earlier_BM": earlier, "unpadded": unpadded}
         hidden_BSD = run_chunks(family, cache, layer, hidden_BSD, seen_BK, task.position, BLOCK, queries, **further)
         scale = family.decoder.layers[layer].self_attn.scaling
-        observe(layer, torch.cat(queries, 2), states.keys, values, scale)
+        observe(layer, queries.pop(), states.keys, values, scale)
         states.keys, states.values = keys, values
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from subtoken_train.calibrations import Calibration, CalibrationData, write_calibration
 from subtoken_train.evictions import notation_names
@@ -106,11 +107,16 @@ def layer_views(prompts, needs, pad="none", seed=0, dropped=(), dtype=torch.floa
     return views
 
 
-def rope(position, width=WIDTH):
+def llama_turn(cos, sin):
+    """Llama's rotation by cosine and sine."""
+    return Rotation(cos, sin, lambda query, key, angles: apply_rotary_pos_emb(query, key, *angles))
+
+
+def rope(position, width=WIDTH, theta=100.0):
     """Llama's rotation at position ids [B, N]."""
-    frequency = 100.0 ** -(torch.arange(0, width, 2) / width)
+    frequency = theta ** -(torch.arange(0, width, 2) / width)
     angle = (position[..., None].float() * frequency).repeat(1, 1, 2)
-    return Rotation(angle.cos(), angle.sin())
+    return llama_turn(angle.cos(), angle.sin())
 
 
 def surroundings(real_BN, width=WIDTH, model=MODEL):
