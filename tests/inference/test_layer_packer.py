@@ -205,10 +205,8 @@ def test_golden_streaming_llm(shared, call):
     view = golden_view(method, tensors)
     keep_BhN = keep_of(method, [view], places.shape[-1])[0]
     cached, position = tensors["keys"], torch.arange(params["T"]).expand(params["B"], -1)
-    inv_freq, rotate = (
-        10000.0 ** (-torch.arange(0, params["D"], 2) / params["D"]),
-        partial(rope, width=params["D"], theta=1e4),
-    )
+    inv_freq = 10000.0 ** (-torch.arange(0, params["D"], 2) / params["D"])
+    rotate = partial(rope, width=params["D"], theta=10000.0)
     rerotation = Rerotation(lambda _, position_BN: rotate(position_BN))
     ours = rerotation.closed_up(0, rotate(position).turn(cached), keep_BhN, position)
     assert (rerotation.next_position == places.shape[-1]).all()
