@@ -99,9 +99,7 @@ def task_view(
     about_BM = rows.visible_BM if plan.about_BN is None else take_rows(plan.about_BN, rows.index_BM)
     marks = about_BM & rows.visible_BM, rows.regions_BM, task.rows_BS
     about_BM, regions_BM, asks_BS = (each.to(query.device) for each in marks)
-    reach = None
-    if family.windows[layer] is not None:
-        reach = family.window(layer, torch.cat([rows.position, task.position], -1).to(query.device))
+    reach = family.window(layer, torch.cat([rows.position, task.position], -1).to(query.device))
     return View(layer, query, key, value, regions_BM, scale, OF_TASKS, task_BS=asks_BS, about_BN=about_BM, reach=reach)
 
 
@@ -150,8 +148,7 @@ def second_pass(
         queries, seen_BK = list[Tensor](), torch.cat([entries_BN, task.rows_BS], 1)
         further: dict[str, Any] = {"deep_nBND": task.deep_nBSD, "earlier_BM": earlier, "unpadded": unpadded}
         hidden_BSD = run_chunks(family, cache, layer, hidden_BSD, seen_BK, task.position, BLOCK, queries, **further)
-        scale = family.decoder.layers[layer].self_attn.scaling
-        observe(layer, queries.pop(), states.keys, values, scale)
+        observe(layer, queries.pop(), states.keys, values, family.decoder.layers[layer].self_attn.scaling)
         states.keys, states.values = keys, values
 
 

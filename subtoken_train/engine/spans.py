@@ -126,8 +126,7 @@ def _in_chunks(family: Family, run: RunningPass, chunks: Chunks, layers: range) 
         given = hidden_BMD, rows.visible_BM, rows.position, chunks.size, queries, split, state, rows.deep_nBMD
         # a stretch's input is left as it is, and so is what an observer of inputs may hold
         into = None if layer == layers[0] or run.inputs is not None else hidden_BMD
-        further: dict[str, Any] = {"unpadded": rows.unpadded, "between": chunks.between, "into": into}
-        hidden_BMD = run_chunks(family, cache, layer, *given, **further)
+        hidden_BMD = run_chunks(family, cache, layer, *given, unpadded=rows.unpadded, between=chunks.between, into=into)
         states, groups_BMS, fill, keys_BhM = cache.layers[layer], None, None, None
         if split is not None:
             del split.ahead[layer]
@@ -203,17 +202,14 @@ def run_chunks(
     before, out_BND = seen_BN.shape[1] - hidden_BND.shape[1], torch.empty_like(hidden_BND) if into is None else into
     options: dict[str, Any] = {} if split is None else {"context_split": split}
     if queries is not None:
-        taken = queries
 
         def note(layer: int, query: Tensor, *_: Any) -> None:
-            if not taken:
-                taken.append(query.new_empty(*query.shape[:2], hidden_BND.shape[1], query.shape[3]))
-            taken[0][:, :, part] = query
+            if not queries:
+                queries.append(query.new_empty(*query.shape[:2], hidden_BND.shape[1], query.shape[3]))
+            queries[0][:, :, part] = query
 
         options["observer"] = note
-    window = None
-    if family.windows[layer] is not None:
-        window = family.window(layer, position if earlier_BM is None else torch.cat([earlier_BM, position], 1))
+    window = family.window(layer, position if earlier_BM is None else torch.cat([earlier_BM, position], -1))
     all_seen = Seen(None if unpadded else seen_BN, window)
     for start in range(0, hidden_BND.shape[1], size):
         part = slice(start, min(start + size, hidden_BND.shape[1]))
