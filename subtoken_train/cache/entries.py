@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from subtoken_train.cache.by_sample import select_part
-from subtoken_train.cache.pack import take_entries, with_index
-from subtoken_train.functional.gather import kept_index
+from subtoken_train.cache.pack import with_index
+from subtoken_train.functional.gather import kept_index, take_entries
 from subtoken_train.kernels.formats import Format, Payload, concatenated
 from subtoken_train.kernels.storage import Block, BlockPart, Fill, RoutedValues, dense_keys, dense_values, stored_flags
 from subtoken_train.types import LayerPlan, Region

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.cache.by_sample import select_part
-from subtoken_train.functional.gather import on_device
+from subtoken_train.functional.gather import on_device, take_entries
 from subtoken_train.kernels.formats import MODEL, Format, Payload
 from subtoken_train.kernels.storage import Block, BlockPart, PageIndex, RoutedValues, pack_bits
 from subtoken_train.types import CutKeys, LayerPlan, Layout
@@ -183,7 +183,7 @@ def pack_layer(
     """
     _, kv_heads, length, width = key_BhNd.shape
     counts = counts or read_counts([plan], kv_heads, width, packing.layout, packing.form)[0]
-    marks = on_device(counts.marks, key_BhNd.device)
+    marks = counts.marks if counts.marks.rows_RM.device == key_BhNd.device else on_device(counts.marks, key_BhNd.device)
     keys, values, num_rows = key_BhNd, value_BhNd, len(marks.rows_RM)
     fill, feedback = None, packing.feedback(plan)
     if fill_BV is not None:
@@ -254,18 +254,6 @@ def _channels(plan: LayerPlan, count: int) -> Tensor | None:
 def _places(chosen_RM: Tensor, count: int) -> Tensor:
     """Return the places of the ``count`` marked entries of each row, ascending, int64 [R, count]."""
     return torch.nonzero_static(chosen_RM, size=len(chosen_RM) * count)[:, 1].view(len(chosen_RM), count)
-
-
-def take_entries(vectors_RcNd: Tensor, index_RM: Tensor, channels_Rck: Tensor | None = None) -> Tensor:
-    """Take entries of every head, [R, c, M, d], or [R, c, M, k] in chosen channels."""
-    if len(index_RM) == 1:  # a call instead of four: a GPU waits for calls, not for bytes
-        taken = vectors_RcNd.index_select(2, index_RM[0])
-    else:
-        rows, heads = (torch.arange(size, device=index_RM.device) for size in vectors_RcNd.shape[:2])
-        taken = vectors_RcNd[rows[:, None, None], heads[:, None], index_RM[:, None]]  # gather takes twice as long
-    if channels_Rck is None:
-        return taken
-    return taken.gather(3, channels_Rck.long()[:, :, None].expand(-1, -1, index_RM.shape[1], -1))
 
 
 def _routed_values(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from subtoken_train.inference.arm_spec import ArmSpec
     from subtoken_train.inference.model import SubTokenModel
 
+LONG = 4096  # tokens of a prompt whose layers are counted while they run
 
 HELP = """Answer one prompt with reducer, routers and KV eviction, and report the size of its cache.
 
@@ -74,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
     quiet_libraries()
     from transformers import TextStreamer
 
+    from subtoken_train.engine.modes import watching_inputs
+
     prompt = sys.stdin.read().rstrip("\n") if args.prompt == "-" else args.prompt
     model = _load(args, arm)
     layers = _layers(args.show_layers, model) if args.show else []
@@ -81,7 +84,15 @@ def run(args: argparse.Namespace) -> int:
     sampling = {"do_sample": True, "temperature": args.temperature} if args.temperature > COLD else {"do_sample": False}
     streamer = TextStreamer(model.tokenizer, skip_prompt=True, skip_special_tokens=True)
     sizes = {name: getattr(args, name) for name in ("context_length", "max_new_tokens")}
-    out = model.generate(**inputs, **sampling, **sizes, streamer=streamer)
+    begun, show, family = set[int](), counter("layers of the prompt", timed=True), model.backbone.family
+
+    def reached(layer: int, rows: Any) -> None:
+        if rows.shape[1] > 1 and layer not in begun:
+            begun.add(layer)
+            show(len(begun), family.shape.num_layers)
+
+    with watching_inputs(family, reached if inputs["input_ids"].shape[1] >= LONG else None):
+        out = model.generate(**inputs, **sampling, **sizes, streamer=streamer)
     print(_summary(model, len(out[0]) - inputs["input_ids"].shape[1]))
     if args.show:
         from subtoken_train.evaluation.picture import kept_picture

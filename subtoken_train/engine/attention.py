@@ -32,7 +32,6 @@ from subtoken_train.functional.causal_attention import (
     Seen,
     SlidingWindow,
     causal_attention,
-    delayed_attention,
     fused_kernels,
     in_window,
     with_key_gradient,
@@ -81,10 +80,11 @@ class ContextSplit:
         self.whole_end = int((reads_whole_BN.any(0) * (places_N + 1)).max())
         self.late_start = int(torch.where(self.late_BN.any(0), places_N, len(places_N)).min())
         self.asks_counts: list[int] = self.asks_BN.sum(-1).tolist()
-        self.contexts: dict[int | None, tuple[Tensor, list[int]]] = {}
+        self._rest_BN = self.visible_BN & ~self.context_BN  # later rows see it, too
+        self.contexts: dict[int | None, tuple[Tensor, list[int], Tensor]] = {}
         for size in {None, *self.windows}:
             held_BN = self.context_BN if size is None else self.context_BN & self._in_reach(size)
-            self.contexts[size] = held_BN, held_BN.sum(-1).tolist()
+            self.contexts[size] = held_BN, held_BN.sum(-1).tolist(), held_BN | self._rest_BN
         self._elsewhere: dict[torch.device, ContextSplit] = {}
 
     def _in_reach(self, size: int) -> Tensor:
@@ -110,8 +110,8 @@ class ContextSplit:
 
     def keep(self, layer: int, query_BHNd: Tensor, key_BhNd: Tensor, value_BhNd: Tensor, scale: float) -> Tensor:
         """Context tokens that stay in ``layer``, bool [B, N]: of those that a window has not left behind."""
-        kept_BN, counts = self.contexts[self.windows[layer] if self.windows else None]
-        kept_BN = kept_BN.to(query_BHNd.device)
+        kept_BN, counts, seen_BN = self.contexts[self.windows[layer] if self.windows else None]
+        kept_BN, self.seen[layer] = kept_BN.to(query_BHNd.device), seen_BN.to(query_BHNd.device)
         if self.reducer is not None and any(counts):
             assert self.position_BN is not None
             assert self.rotate is not None
@@ -133,8 +133,7 @@ class ContextSplit:
                 again=self.again.get(layer),
             )
             kept_BN = self.reducer.keep_context(view)
-        # later rows see the rest of the prompt too
-        self.seen[layer] = kept_BN | (self.visible_BN & ~self.context_BN)
+            self.seen[layer] = kept_BN | self._rest_BN
         return kept_BN
 
     def decide(self, layer: int, query_BHNd: Tensor, key_BhNd: Tensor, value_BhNd: Tensor, scale: float) -> LateValues:
@@ -171,7 +170,8 @@ def split_attention(
     read = split.ahead.get(layer) or split.decide(layer, query, key, value, scale)
     if read.gate_BhN is not None:
         places = None if split.unpadded else split.visible_BN
-        out = delayed_attention(query, key, value, read.gate_BhN, split.delay, places, scale, ROW_BLOCK, dropout)
+        gated = Seen(places, gate_BhK=read.gate_BhN, delay=split.delay)
+        out = causal_attention(query, key, value, gated, scale, ROW_BLOCK, dropout)
         return out.transpose(1, 2).contiguous()
     length, start = key.shape[2], key.shape[2] - query.shape[2]
     window = split.window(layer)

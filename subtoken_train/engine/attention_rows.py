@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from subtoken_train.engine.modes import evaluation_mode, gathered_weights, without_lora
 from subtoken_train.engine.spans import run_chunks
 from subtoken_train.families.family import Family
+from subtoken_train.functional.causal_attention import attention_paid
 from subtoken_train.functional.gather import kept_index, take_rows
 
 ROW_BLOCK = 32
@@ -68,10 +69,7 @@ def region_attention(
 ) -> Tensor:
     """Mean attention of rows ``region_BN`` (none: zeros) over heads, [B, N] in fp32; ``normed``: the norm has run."""
     attention = LayerAttention(family, layer, hidden_BND, visible_BN, position_ids, normed)
-    total_BN = torch.zeros(visible_BN.shape, device=hidden_BND.device)
-    for index_BR, valid_BR in _row_blocks(region_BN):
-        total_BN += (attention.heads(index_BR).mean(1).to(total_BN.device) * valid_BR[..., None]).sum(1)
-    return total_BN / region_BN.sum(1, keepdim=True).clamp(min=1)
+    return attention_paid(attention.blocks(region_BN)) / region_BN.sum(1, keepdim=True).clamp(min=1)
 
 
 def query_attention(

@@ -80,9 +80,5 @@ def watching_inputs(family: Family, note: InputObserver | None) -> Iterator[None
     with undoing(remove):
         for layer in range(family.shape.num_layers):
             module = family.projection(layer, "v").module  # any LoRA included, whose input is the layer's
-            hooks.append(module.register_forward_pre_hook(partial(_noted, note, layer)))
+            hooks.append(module.register_forward_pre_hook(lambda _, args, layer=layer: note(layer, args[0])))
         yield
-
-
-def _noted(note: InputObserver, layer: int, module: nn.Module, args: tuple[Any, ...]) -> None:
-    note(layer, args[0])

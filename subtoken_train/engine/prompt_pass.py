@@ -153,7 +153,9 @@ class PromptPass:
             spread = [(layer, rows.in_window(self.windows[layer])) for layer, rows in spread]
         if not self.kept:
             return [(rows, rows.regions_BM) for _, rows in spread]
-        return [(rows, rows.regions_BM.masked_fill(~self.kept[layer], Region.PADDING)) for layer, rows in spread]
+        seen = [(rows, self.kept[layer]) for layer, rows in spread]  # of one tensor for all that see the same: one plan
+        left = {id(marks): rows.regions_BM.masked_fill(~marks, Region.PADDING) for rows, marks in seen}
+        return [(rows, left[id(marks)]) for rows, marks in seen]
 
     def plan(self, keep: list[Tensor] | None = None) -> Plan:
         """Plan the entries and value groups that every layer's cache holds after this pass."""

@@ -25,7 +25,7 @@ from subtoken_train.engine.spans import RunningPass, run_chunks
 from subtoken_train.families.chat_template import answer_opening
 from subtoken_train.families.family import Family
 from subtoken_train.families.positions import warn_beyond
-from subtoken_train.functional.gather import kept_index, take_rows
+from subtoken_train.functional.gather import take_rows
 from subtoken_train.reducers.contexts import ScoredContext
 from subtoken_train.routing.bank import RouterBank, RoutingState, Spent
 from subtoken_train.types import Region, before_compressed_ends
@@ -76,14 +76,12 @@ def rows_of_task(family: Family, result: PromptPass, plan: TaskPlan) -> TaskRows
 
 
 def _again(embeds_BND: Tensor, rows: Rows, marked_BN: Tensor, start: Tensor) -> TaskRows:
-    index_BS, valid_BS = kept_index(take_rows(marked_BN, rows.index_BM) & rows.visible_BM, pad_left=False)
-    hidden_BSD = take_rows(embeds_BND, take_rows(rows.index_BM, index_BS))
-    position = rows.position.gather(-1, index_BS.expand(*rows.position.shape[:-1], -1))
-    deep = None if rows.deep_nBMD is None else torch.stack([take_rows(each, index_BS) for each in rows.deep_nBMD])
+    own, index_BS = rows.take(take_rows(marked_BN, rows.index_BM) & rows.visible_BM, pad_left=False)
+    position = own.position
     if index_BS.shape[1]:
         first = position[..., :1] if position.dim() == 2 else position[..., :1].amin(0, keepdim=True)
-        position = (start + position - first).masked_fill(~valid_BS, 0)
-    return TaskRows(hidden_BSD, valid_BS, position, deep)
+        position = (start + position - first).masked_fill(~own.visible_BM, 0)
+    return TaskRows(take_rows(embeds_BND, own.index_BM), own.visible_BM, position, own.deep_nBMD)
 
 
 def task_view(
@@ -101,9 +99,7 @@ def task_view(
     about_BM = rows.visible_BM if plan.about_BN is None else take_rows(plan.about_BN, rows.index_BM)
     marks = about_BM & rows.visible_BM, rows.regions_BM, task.rows_BS
     about_BM, regions_BM, asks_BS = (each.to(query.device) for each in marks)
-    reach = None
-    if family.windows[layer] is not None:
-        reach = family.window(layer, torch.cat([rows.position, task.position], -1).to(query.device))
+    reach = family.window(layer, torch.cat([rows.position, task.position], -1).to(query.device))
     return View(layer, query, key, value, regions_BM, scale, OF_TASKS, task_BS=asks_BS, about_BN=about_BM, reach=reach)
 
 
@@ -152,8 +148,7 @@ def second_pass(
         queries, seen_BK = list[Tensor](), torch.cat([entries_BN, task.rows_BS], 1)
         further: dict[str, Any] = {"deep_nBND": task.deep_nBSD, "earlier_BM": earlier, "unpadded": unpadded}
         hidden_BSD = run_chunks(family, cache, layer, hidden_BSD, seen_BK, task.position, BLOCK, queries, **further)
-        scale = family.decoder.layers[layer].self_attn.scaling
-        observe(layer, torch.cat(queries, 2), states.keys, values, scale)
+        observe(layer, queries.pop(), states.keys, values, family.decoder.layers[layer].self_attn.scaling)
         states.keys, states.values = keys, values
 
 

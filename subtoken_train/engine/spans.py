@@ -124,7 +124,9 @@ def _in_chunks(family: Family, run: RunningPass, chunks: Chunks, layers: range) 
             run.inputs(layer, family.attention_input(layer, hidden_BMD))
         queries: list[Tensor] | None = None if run.observer is None else []
         given = hidden_BMD, rows.visible_BM, rows.position, chunks.size, queries, split, state, rows.deep_nBMD
-        hidden_BMD = run_chunks(family, cache, layer, *given, unpadded=rows.unpadded, between=chunks.between)
+        # a stretch's input is left as it is, and so is what an observer of inputs may hold
+        into = None if layer == layers[0] or run.inputs is not None else hidden_BMD
+        hidden_BMD = run_chunks(family, cache, layer, *given, unpadded=rows.unpadded, between=chunks.between, into=into)
         states, groups_BMS, fill, keys_BhM = cache.layers[layer], None, None, None
         if split is not None:
             del split.ahead[layer]
@@ -136,9 +138,7 @@ def _in_chunks(family: Family, run: RunningPass, chunks: Chunks, layers: range) 
         entries = run.entries(layer, family.windows[layer])
         if run.observer is not None and queries is not None:
             seen, scale = on_device(entries, states.keys.device), family.decoder.layers[layer].self_attn.scaling
-            query_BHMd = torch.cat(queries, 2)
-            queries.clear()
-            run.observer(layer, query_BHMd, states.keys, states.values, scale, seen)
+            run.observer(layer, queries.pop(), states.keys, states.values, scale, seen)
         chunks.finished(layer, entries, groups_BMS, fill, keys_BhM)
     return hidden_BMD
 
@@ -187,24 +187,29 @@ def run_chunks(
     earlier_BM: Tensor | None = None,
     unpadded: bool = False,
     between: Callable[[], None] | None = None,
+    into: Tensor | None = None,
 ) -> Tensor:
     """One layer's output for rows that stand after what its cache holds, [B, n, D].
 
     Args:
         seen_BN: what may be seen, bool: of the cache's rows first, then of these.
-        queries: takes the rotated queries of every chunk, [B, H, n, d] each.
+        queries: takes the rotated queries of all rows, [B, H, n, d].
         earlier_BM: positions of the cache's rows, in a layer with a window; None: it holds none yet.
         unpadded: all of ``seen_BN`` is known to be seen; then no mask is made where none is needed.
         between: called after each chunk.
+        into: takes the output; may be ``hidden_BND``, of which a chunk reads its own rows alone.
     """
-    before, out_BND = seen_BN.shape[1] - hidden_BND.shape[1], torch.empty_like(hidden_BND)
+    before, out_BND = seen_BN.shape[1] - hidden_BND.shape[1], torch.empty_like(hidden_BND) if into is None else into
     options: dict[str, Any] = {} if split is None else {"context_split": split}
     if queries is not None:
-        note = queries.append
-        options["observer"] = lambda layer, query, *_: note(query)
-    window = None
-    if family.windows[layer] is not None:
-        window = family.window(layer, position if earlier_BM is None else torch.cat([earlier_BM, position], 1))
+
+        def note(layer: int, query: Tensor, *_: Any) -> None:
+            if not queries:
+                queries.append(query.new_empty(*query.shape[:2], hidden_BND.shape[1], query.shape[3]))
+            queries[0][:, :, part] = query
+
+        options["observer"] = note
+    window = family.window(layer, position if earlier_BM is None else torch.cat([earlier_BM, position], -1))
     all_seen = Seen(None if unpadded else seen_BN, window)
     for start in range(0, hidden_BND.shape[1], size):
         part = slice(start, min(start + size, hidden_BND.shape[1]))

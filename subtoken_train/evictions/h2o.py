@@ -13,7 +13,7 @@ from torch import Tensor
 from subtoken_train.calibrations import CalibratedNumbers, check_table, check_table_shape, table_words
 from subtoken_train.evictions.base import Eviction, layer_count, protect_last
 from subtoken_train.evictions.budgets import competing_counts, divide_budget, protected_counts
-from subtoken_train.evictions.observers import GroupReduction, column_sums, over_groups, share_of, window_setting
+from subtoken_train.evictions.observers import GroupReduction, over_groups, share_of, window_setting
 from subtoken_train.functional.causal_attention import attention_blocks
 from subtoken_train.functional.gather import last_marked
 from subtoken_train.functional.merging import Merge
@@ -54,7 +54,7 @@ class H2O(Eviction):
 
     def score(self, view: View) -> Scores:
         entries_BN = view.entries_BN
-        sums, kv_heads = column_sums(view.blocks(entries_BN)), view.key_BhNd.shape[1]
+        sums, kv_heads = view.received(entries_BN), view.key_BhNd.shape[1]
         if self.group == "mean":  # a sum for each key-value head is enough to go on with
             sums = over_groups(sums, kv_heads)
         if view.carried is not None:
@@ -141,9 +141,8 @@ def entropy_of(view: View, rows_BN: Tensor, keys_BN: Tensor) -> Tensor:
     everywhere = rows_BN.shape[1]  # as if all keys lay before the first row
     if not bool(rows_BN.any()):
         return total_B
-    states = view.query_BHNd, view.key_BhNd
-    for _, probability_BHWN in attention_blocks(*states, rows_BN, keys_BN, view.scale, offset=everywhere):
-        total_B += torch.special.entr(probability_BHWN).sum((2, 3)).mean(1)
+    for _, paid_BHWN in attention_blocks(view.query_BHNd, view.key_BhNd, rows_BN, keys_BN, view.scale, everywhere):
+        total_B += torch.special.entr(paid_BHWN).sum((2, 3)).mean(1)
     return total_B / rows_BN.sum(-1).clamp(min=1)
 
 
@@ -172,7 +171,7 @@ class Elastic(Eviction):
 
     def score(self, view: View) -> Scores:
         entries_BN = view.entries_BN
-        sums_BHN = column_sums(view.blocks(entries_BN))
+        sums_BHN = view.received(entries_BN)
         ends_BN = entries_BN & (entries_BN.cumsum(-1) <= self.sinks) | last_marked(entries_BN, self.recent)
         return Scores(sums_BHN.mean(1, keepdim=True), ends_BN)
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.budgets import aligned, competing_counts, pooled_counts, pooled_head_counts, score_curves
-from subtoken_train.evictions.observers import Blocks, column_largest, over_groups, task_rows, unasked
+from subtoken_train.evictions.observers import over_groups, task_rows, unasked
 from subtoken_train.view.method import by_settings, setting
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import Need, Online, View
@@ -75,7 +75,7 @@ class KVCompose(Eviction):
     def score(self, view: View) -> Scores:
         rows_BN = view.entries_BN if self.task == "causal" else task_rows(view.regions_BN)
         norm_BhN = view.value_norms() if self.value_norm else None
-        scores_BhN = head_scores(view.blocks(rows_BN), view.key_BhNd.shape[1], norm_BhN)
+        scores_BhN = head_scores(view.received(rows_BN, largest=True), view.key_BhNd.shape[1], norm_BhN)
         mean = view.head_mean(scores_BhN)
         return Scores(scores_BhN + mean if self.composite else mean, torch.zeros_like(view.entries_BN))
 
@@ -91,10 +91,8 @@ class KVCompose(Eviction):
 
     def score_task(self, view: View) -> Tensor:
         """Scores from the second pass, [B, h, N] ([B, 1, N] unless ``composite``): all rows of the task count."""
-        norm_BhN = view.value_norms() if self.value_norm else None
-        if not self.composite:
-            return head_scores(view.blocks(), view.value_BhNd.shape[1], norm_BhN).mean(1, keepdim=True)
-        return token_scores(view.blocks(), view.value_BhNd.shape[1], norm_BhN)
+        states = view.received(largest=True), view.value_BhNd.shape[1], view.value_norms() if self.value_norm else None
+        return token_scores(*states) if self.composite else head_scores(*states).mean(1, keepdim=True)
 
     across_layers = by_settings(lambda self: self.adaptive)
 
@@ -121,13 +119,13 @@ class KVCompose(Eviction):
         return torch.floor(candidates.exact_LB.sum(0) * heads + 1e-6).long()
 
 
-def head_scores(blocks: Blocks, kv_heads: int, norm_BhN: Tensor | None = None) -> Tensor:
+def head_scores(received_BHN: Tensor, kv_heads: int, norm_BhN: Tensor | None = None) -> Tensor:
     """Largest attention that any row pays, mean over a group, times ``norm_BhN`` (equations 14, 15), [B, h, N]."""
-    scores_BhN = over_groups(column_largest(blocks), kv_heads)
+    scores_BhN = over_groups(received_BHN, kv_heads)
     return scores_BhN if norm_BhN is None else scores_BhN * norm_BhN
 
 
-def token_scores(blocks: Blocks, kv_heads: int, norm_BhN: Tensor | None = None) -> Tensor:
+def token_scores(received_BHN: Tensor, kv_heads: int, norm_BhN: Tensor | None = None) -> Tensor:
     """``head_scores`` plus their mean over the key-value heads (equation 16), [B, h, N] in fp32."""
-    scores_BhN = head_scores(blocks, kv_heads, norm_BhN)
+    scores_BhN = head_scores(received_BHN, kv_heads, norm_BhN)
     return scores_BhN + scores_BhN.mean(1, keepdim=True)

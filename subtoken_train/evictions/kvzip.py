@@ -23,7 +23,7 @@ from subtoken_train.calibrations import CalibratedNumbers
 from subtoken_train.errors import check_range
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.budgets import Pool, counts_of_pool, protected_first
-from subtoken_train.evictions.observers import column_largest, over_groups
+from subtoken_train.evictions.observers import over_groups
 from subtoken_train.types import Region, in_compressed_region
 from subtoken_train.view.method import by_settings, setting
 from subtoken_train.view.scores import Candidates, Scale, Scores
@@ -113,7 +113,7 @@ class KVzip(Eviction):
         entries_BN = view.regions_BN != Region.PADDING
         sinks_BN = entries_BN & (entries_BN.cumsum(-1) <= self.sinks)
         chosen, index_BC = view.among(view.about_BN | sinks_BN)
-        scores_BhC = over_groups(column_largest(chosen.blocks()), view.value_BhNd.shape[1], "max")
+        scores_BhC = over_groups(chosen.received(largest=True), view.value_BhNd.shape[1], "max")
         scores_BhN = scores_BhC.new_zeros(*scores_BhC.shape[:2], entries_BN.shape[1])
         # padding of the choice points to row 0 and scores 0
         return scores_BhN.scatter_reduce(-1, index_BC[:, None].expand_as(scores_BhC), scores_BhC, "amax")

@@ -3,12 +3,9 @@
 A window is a number of entries or a share of the budget. One of a fixed length leaves nothing to choose where the
 budget is no longer than it; VL-Cache (section 5) therefore fixes the window of every method at 10 % of the budget.
 
-Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, W rows of a block.
+Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads.
 """
 
-from collections.abc import Iterable
-from functools import reduce
-from itertools import starmap
 from typing import Any, Literal
 
 import torch
@@ -23,9 +20,6 @@ from subtoken_train.view.view import View
 
 GroupReduction = Literal["mean", "max"]
 Pooling = Literal["avg", "max"]
-
-Blocks = Iterable[tuple[Tensor, Tensor]]
-"""(index_BW, probabilities [B, H, W, N]), as ``View.blocks`` yields them; -1 in the index is no row."""
 
 
 def task_rows(regions_BN: Tensor) -> Tensor:
@@ -45,26 +39,6 @@ def unasked(regions_BN: Tensor) -> Tensor:
 
 def _after_body(regions_BN: Tensor) -> Tensor:
     return (regions_BN != Region.PADDING) & (in_compressed_region(regions_BN).flip(-1).cumsum(-1).flip(-1) == 0)
-
-
-def column_sums(blocks: Blocks, weight_BN: Tensor | None = None) -> Tensor:
-    """Attention that each key receives from the rows of ``blocks``, times the row's weight, [B, H, N] in fp32."""
-
-    def summed(index_BW: Tensor, probability_BHWN: Tensor) -> Tensor:
-        if weight_BN is None:
-            return probability_BHWN.sum(2)
-        return (probability_BHWN * weight_BN.gather(1, index_BW.clamp(min=0))[:, None, :, None]).sum(2)
-
-    total_BHN = sum(starmap(summed, blocks))
-    assert isinstance(total_BHN, Tensor), "no block of rows"
-    return total_BHN
-
-
-def column_largest(blocks: Blocks) -> Tensor:
-    """The largest attention that each key receives from any row of ``blocks`` (at least one), [B, H, N] in fp32."""
-    found = [probability_BHWN.amax(2) for _, probability_BHWN in blocks]
-    assert found, "no block of rows"
-    return reduce(torch.maximum, found)
 
 
 def over_groups(scores_BHN: Tensor, kv_heads: int, how: GroupReduction = "mean") -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from subtoken_train.calibrations import CalibratedNumbers, check_table, table_words
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.budgets import competing_counts
-from subtoken_train.evictions.observers import column_sums, over_groups, task_rows
+from subtoken_train.evictions.observers import over_groups, task_rows
 from subtoken_train.functional.gather import last_marked
 from subtoken_train.types import Region
 from subtoken_train.view.method import setting
@@ -74,7 +74,7 @@ class Finch(Eviction):
     def score(self, view: View) -> Scores:
         asking_BN = task_rows(view.regions_BN)
         weight_BN = view.entries_BN.cumsum(-1).float() if self.normalise else None
-        sums_BHN = column_sums(view.blocks(asking_BN), weight_BN) / asking_BN.sum(-1).clamp(min=1)[:, None, None]
+        sums_BHN = view.received(asking_BN, weight_BN=weight_BN) / asking_BN.sum(-1).clamp(min=1)[:, None, None]
         scores_BhN = over_groups(sums_BHN, view.key_BhNd.shape[1])
         return Scores(scores_BhN.masked_fill(asking_BN[:, None], 0.0), asking_BN)
 

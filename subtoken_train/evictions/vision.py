@@ -3,6 +3,7 @@
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, L layers.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from subtoken_train.evictions.base import Eviction, layer_count, protect_last
 from subtoken_train.evictions.budgets import competing_counts, divide_budget, pyramid_weights
-from subtoken_train.evictions.observers import Blocks, column_sums, over_groups, share_of, task_rows
+from subtoken_train.evictions.observers import over_groups, share_of, task_rows
 from subtoken_train.functional.gather import last_marked
 from subtoken_train.types import Region
 from subtoken_train.view.method import by_settings, setting
@@ -58,7 +59,7 @@ class AirCache(Eviction):
         """Importance of the visual entries, [B, 1, N]; ``notes`` has the layer's strength and skewness."""
         visual_BN = view.regions_BN == Region.VISUAL
         observers_BN = self.observers(view)
-        importance_BN = importance(view.blocks(observers_BN, visual_BN | observers_BN), observers_BN, visual_BN)
+        importance_BN = importance(view, observers_BN, visual_BN)
         notes = {"strength": importance_BN.sum(-1), "skewness": skewness(importance_BN, visual_BN)}
         return Scores(importance_BN[:, None], view.entries_BN & ~visual_BN, notes=notes)
 
@@ -84,10 +85,10 @@ class AirCache(Eviction):
         return divide_budget(weight_LB, candidates.budget_LB.sum(0), least_LB, competing_counts(candidates))
 
 
-def importance(blocks: Blocks, observers_BN: Tensor, visual_BN: Tensor) -> Tensor:
+def importance(view: View, observers_BN: Tensor, visual_BN: Tensor) -> Tensor:
     """Mean attention of the observers to each visual entry (equations 7 and 8), over heads too, [B, N]; 0 elsewhere."""
-    rows_B1 = observers_BN.sum(-1, keepdim=True).clamp(min=1)
-    return (column_sums(blocks).mean(1) / rows_B1).masked_fill(~visual_BN, 0.0)
+    received_BN = view.received(observers_BN, visual_BN | observers_BN).mean(1)
+    return (received_BN / observers_BN.sum(-1, keepdim=True).clamp(min=1)).masked_fill(~visual_BN, 0.0)
 
 
 def skewness(importance_BN: Tensor, visual_BN: Tensor) -> Tensor:
@@ -184,7 +185,9 @@ class VLCache(Eviction):
         return protect_last(scores, scores.notes["entries"], window_B)
 
 
-def post_vision_statistics(blocks: Blocks, entries_BN: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+def post_vision_statistics(
+    blocks: Iterable[tuple[Tensor, Tensor]], entries_BN: Tensor, threshold: float
+) -> tuple[Tensor, Tensor]:
     """Column sums of the rows' attention [B, H, N] in fp32, and how dense it is (1 - equation 2), [B, H].
 
     Attention counts as zero below ``threshold`` of its row's largest (equation 1).
@@ -255,24 +258,23 @@ class TGVKV(Eviction):
             return released_scores(view)
         visual_BN = view.regions_BN == Region.VISUAL
         text_BN = view.entries_BN & ~visual_BN
-        from_text_BN, from_vision_BN = received(view, text_BN), None
+        from_text_BN, from_vision_BN = view.received(text_BN).mean(1), None
         if "VV" in (self.budgets, self.importance[:2]):
-            from_vision_BN = received(view, visual_BN)
+            from_vision_BN = view.received(visual_BN).mean(1)
         measured = {"TV": (from_text_BN, visual_BN), "VV": (from_vision_BN, visual_BN), "TT": (from_text_BN, text_BN)}
         summed_BN, columns_BN = measured.get(self.budgets, (view.entries_BN.float(), view.entries_BN))
         assert summed_BN is not None
         if self.importance == "TV+TT":
             weight_BN = text_weights(from_text_BN, text_BN)
             weight_BN = weight_BN / weight_BN.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
-            text_score_BN, visual_score_BN = from_text_BN, received(view, text_BN, weight_BN)
+            text_score_BN, visual_score_BN = from_text_BN, view.received(text_BN, weight_BN=weight_BN).mean(1)
         elif self.importance == "VV+TT":
             assert from_vision_BN is not None
             text_score_BN, visual_score_BN = from_text_BN, from_vision_BN
         else:
             window_BN = last_marked(view.entries_BN, self.window_size)
-            text_score_BN = visual_score_BN = received(
-                view, window_BN if self.importance == "window" else view.entries_BN
-            )
+            rows_BN = window_BN if self.importance == "window" else view.entries_BN
+            text_score_BN = visual_score_BN = view.received(rows_BN).mean(1)
         notes = {
             "text": text_score_BN.masked_fill(~text_BN, 0.0),
             "visual": visual_score_BN.masked_fill(~visual_BN, 0.0),
@@ -294,22 +296,15 @@ class TGVKV(Eviction):
         return divide_budget(weight_LB, total_B, torch.ones_like(most_LB), most_LB)
 
 
-def received(view: View, rows_BN: Tensor, weight_BN: Tensor | None = None) -> Tensor:
-    """Attention that each entry gets from ``rows_BN``, mean over heads, [B, N]; 0 where there are no such rows."""
-    if not bool(rows_BN.any()):
-        return torch.zeros(rows_BN.shape, device=rows_BN.device)
-    return column_sums(view.blocks(rows_BN), weight_BN).mean(1)
-
-
 def released_scores(view: View) -> Scores:
     """As the released code scores, see ``TGVKV``."""
     visual_BN = view.regions_BN == Region.VISUAL
     started_BN, going_on_BN = visual_BN.cumsum(-1) > 0, visual_BN.flip(-1).cumsum(-1).flip(-1) > 0
     before_BN, visual_BN = (view.entries_BN & part_BN & going_on_BN for part_BN in (~started_BN, started_BN))
     rows_BN = task_rows(view.regions_BN)
-    from_text_BN = received(view, rows_BN)
-    visual_score_BN = received(view, rows_BN, text_weights(from_text_BN, rows_BN))
-    text_score_BN = torch.where(before_BN, received(view, view.entries_BN), from_text_BN) + TEXT_BONUS
+    from_text_BN = view.received(rows_BN).mean(1)
+    visual_score_BN = view.received(rows_BN, weight_BN=text_weights(from_text_BN, rows_BN)).mean(1)
+    text_score_BN = torch.where(before_BN, view.received(view.entries_BN).mean(1), from_text_BN) + TEXT_BONUS
     scores_BN = torch.where(view.entries_BN & ~visual_BN, text_score_BN, visual_score_BN.masked_fill(~visual_BN, 0.0))
     vision_B = from_text_BN.masked_fill(~visual_BN, 0.0).sum(-1)
     first_BN = view.entries_BN & (view.entries_BN.cumsum(-1) <= FIRST)

@@ -19,8 +19,7 @@ chosen ones, d head width.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import reduce
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -28,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
-from subtoken_train.functional.gather import kept_index
+from subtoken_train.functional.gather import kept_index, take_entries
 
 HALF = (torch.float16, torch.bfloat16)
 FLASH_WIDTH = 256  # widest head that flash computes
@@ -55,9 +54,10 @@ def fused_kernels(query_BHqd: Tensor, key_BhKd: Tensor, value_BhKd: Tensor, mask
 
 
 def shared_heads(query_BHqd: Tensor, key_BhKd: Tensor, value_BhKd: Tensor, masked: bool) -> tuple[Tensor, Tensor]:
-    """Keys and values as they are where flash takes the call, else each once for every query head that reads it."""
-    shares = query_BHqd.shape[1] // key_BhKd.shape[1]
-    if shares == 1 or "flash" in fused_kernels(query_BHqd, key_BhKd, value_BhKd, masked):
+    """Keys and values as they are where a kernel takes them, else each once for every query head that reads it."""
+    shares, untrained = query_BHqd.shape[1] // key_BhKd.shape[1], not torch.is_grad_enabled()
+    on_cpu = query_BHqd.device.type == "cpu" and untrained  # whose kernel takes all that is no gradient's
+    if shares == 1 or on_cpu or "flash" in fused_kernels(query_BHqd, key_BhKd, value_BhKd, masked):
         return key_BhKd, value_BhKd
     key, value = (x[:, :, None].expand(-1, -1, shares, -1, -1).flatten(1, 2) for x in (key_BhKd, value_BhKd))
     return key, value
@@ -136,16 +136,20 @@ class Seen:
         places_BK: seen by what stands after them, bool; every place sees itself. None: all, which nobody looks up.
         window: of all K places; None: every place sees all before it.
         keys_BhK: of the places that are seen, those whose key a head has, bool; None: each head has all.
+        gate_BhK: log of how far an entry is seen (-inf: not at all) from rows more than ``delay`` places after it; it
+            joins their logits ("Inference-Time Hyper-Scaling with KV Cache Compression", DMS, 2506.05345, section 3).
     """
 
     places_BK: Tensor | None = None
     window: SlidingWindow | None = None
     keys_BhK: Tensor | None = None
+    gate_BhK: Tensor | None = None
+    delay: int = 0
 
     def until(self, end: int) -> Seen:
         """The same of the first places."""
-        places, keys = self.places_BK, self.keys_BhK
-        return Seen(None if places is None else places[:, :end], self.window, None if keys is None else keys[..., :end])
+        places, keys = (None if each is None else each[..., :end] for each in (self.places_BK, self.keys_BhK))
+        return replace(self, places_BK=places, keys_BhK=keys)
 
     def first_column(self, row: int) -> int:
         """The first place that a row, or one after it, may see; positions do not rise over padding."""
@@ -173,7 +177,7 @@ def causal_attention(
 ) -> Tensor:
     """Attention of the last q of K places, [B, H, q, d]."""
     rows, columns = query_BHqd.shape[2], key_BhKd.shape[2]
-    unmasked = seen.places_BK is None and seen.window is None and seen.keys_BhK is None
+    unmasked = all(each is None for each in (seen.places_BK, seen.window, seen.keys_BhK, seen.gate_BhK))
     if unmasked and (rows == columns or query_BHqd.is_cuda):
         return fused_attention(query_BHqd, key_BhKd, value_BhKd, scale, dropout=dropout)
     key, value = shared_heads(query_BHqd, key_BhKd, value_BhKd, masked=True)
@@ -183,45 +187,16 @@ def causal_attention(
         first, end = columns - rows + start, columns - rows + stop
         part = slice(seen.first_column(first), end)
         mask_BhqK = seen.of_rows(first, end, query_BHqd.device)
+        if seen.gate_BhK is not None:
+            places_K = torch.arange(part.start, end, device=query_BHqd.device)
+            late_qK = places_K[first - end :, None] - places_K > seen.delay
+            bias_BhqK = torch.where(late_qK, seen.gate_BhK[:, :, None, part], 0.0)
+            mask_BhqK = bias_BhqK.masked_fill(~mask_BhqK, -torch.inf).to(_computed_in(query_BHqd))
         if mask_BhqK.shape[1] > 1:
             mask_BhqK = mask_BhqK.repeat_interleave(query_BHqd.shape[1] // mask_BhqK.shape[1], 1)
         query = query_BHqd[:, :, start:stop]
         parts.append(fused_attention(query, key[:, :, part], value[:, :, part], scale, mask_BhqK, dropout))
     return torch.cat(parts, 2) if len(parts) > 1 else parts[0]
-
-
-def delayed_attention(
-    query_BHqd: Tensor,
-    key_BhKd: Tensor,
-    value_BhKd: Tensor,
-    gate_BhN: Tensor,
-    delay: int,
-    places_BN: Tensor | None,
-    scale: float,
-    block: int,
-    dropout: float = 0.0,
-) -> Tensor:
-    """Attention of the last q of K places, [B, H, q, d], whose logits at what lies further back are joined by a gate's.
-
-    Source: "Inference-Time Hyper-Scaling with KV Cache Compression" (DMS, arXiv 2506.05345), section 3. The places are
-    the first K of N. A row sees the ``delay`` places before its own whole, and ``gate_BhN``, log of how far an entry is
-    seen (-inf: not at all), joins the logits of those before them; ``places_BN``: what is no padding, None: all. The
-    mask of ``block`` rows exists at a time.
-    """
-    rows, columns = query_BHqd.shape[2], key_BhKd.shape[2]
-    key, value = shared_heads(query_BHqd, key_BhKd, value_BhKd, masked=True)
-    parts: list[Tensor] = []
-    seen, device = Seen(places_BN), query_BHqd.device
-    for start in range(0, rows, block):
-        stop = min(start + block, rows)
-        first, end = columns - rows + start, columns - rows + stop
-        late_qK = torch.arange(first, end, device=device)[:, None] - torch.arange(end, device=device) > delay
-        bias_BhqK = torch.where(late_qK, gate_BhN[:, :, None, :end], 0.0)
-        bias_BhqK = bias_BhqK.masked_fill(~seen.of_rows(first, end, device), -torch.inf)
-        bias = bias_BhqK.repeat_interleave(query_BHqd.shape[1] // bias_BhqK.shape[1], 1).to(_computed_in(query_BHqd))
-        states = query_BHqd[:, :, start:stop], key[:, :, :end], value[:, :, :end]
-        parts.append(fused_attention(*states, scale, bias, dropout))
-    return torch.cat(parts, 2)
 
 
 def with_key_gradient(
@@ -297,6 +272,7 @@ def _mask_slope(
 BLOCK = 128  # rows of the attention matrix that exist at a time
 
 
+@torch.no_grad()
 def attention_rows(
     query_BHNd: Tensor,
     key_BhNd: Tensor,
@@ -305,23 +281,26 @@ def attention_rows(
     scale: float,
     offset: int = 0,
     window: SlidingWindow | None = None,
+    surely: int = 0,
 ) -> Tensor:
     """Attention probabilities of chosen rows, [B, H, W, N] in fp32; 0 everywhere in a row that may see no key.
 
     ``index_BW``: int64, -1 is none; ``keys_BN``: keys that may be seen, bool; ``offset``: place of the first query
-    among the keys.
+    among the keys; ``surely``: number of first keys that are known to be seen by all rows.
     """
     batch, heads, _, width = query_BHNd.shape
-    length = key_BhNd.shape[2]
-    rows_BW = index_BW.clamp(min=0)
-    chosen = query_BHNd.gather(2, rows_BW[:, None, :, None].expand(-1, heads, -1, width)).float()
+    length, rows_BW = key_BhNd.shape[2], index_BW.clamp(min=0)
+    chosen = take_entries(query_BHNd, rows_BW).float()
     grouped = (chosen * scale).view(batch, key_BhNd.shape[1], -1, width)  # the query heads of a key head, row after row
     logits = (grouped @ key_BhNd.float().transpose(-1, -2)).view(batch, heads, -1, length)
-    places_N = torch.arange(length, device=query_BHNd.device)
-    seen_BWN = (places_N <= rows_BW[..., None] + offset) & keys_BN[:, None] & (index_BW >= 0)[..., None]
+    rest_N = torch.arange(surely, length, device=query_BHNd.device)
+    seen_BWN = (rest_N <= rows_BW[..., None] + offset) & keys_BN[:, None, surely:] & (index_BW >= 0)[..., None]
     if window is not None:
-        seen_BWN = seen_BWN & window.of_index(rows_BW + offset)
-    probabilities = logits.masked_fill_(~seen_BWN[:, None], -torch.inf).softmax(-1)
+        seen_BWN = seen_BWN & window.of_index(rows_BW + offset)[..., surely:length]
+    logits[..., surely:].masked_fill_(~seen_BWN[:, None], -torch.inf)
+    probabilities = torch.softmax(logits, -1, out=logits)
+    if surely:
+        return probabilities
     blind_BW = ~seen_BWN.any(-1)
     if blind_BW.is_cuda or bool(blind_BW.any()):  # seldom needed; a device would wait longer to hear so
         probabilities = probabilities.masked_fill(blind_BW[:, None, :, None], 0.0)
@@ -334,25 +313,62 @@ def attention_blocks(
     rows_BN: Tensor,
     keys_BN: Tensor,
     scale: float,
-    block: int = BLOCK,
     offset: int = 0,
     window: SlidingWindow | None = None,
+    block: int = BLOCK,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Walk over the marked rows: yields (index_BW, probabilities [B, H, W, N]) with at most ``block`` rows each.
 
     ``rows_BN``: the rows that are wanted, bool; a sample with fewer of them pads ``index_BW`` with -1.
     """
-    index_BR, valid_BR = kept_index(rows_BN, pad_left=False)
-    index_BR = index_BR.masked_fill(~valid_BR, -1)
+    index_BR = _marked(rows_BN)
     for index_BW in torch.split(index_BR, block, 1) if index_BR.shape[1] else ():
         yield index_BW, attention_rows(query_BHNd, key_BhNd, index_BW, keys_BN, scale, offset, window)
 
 
+def _marked(rows_BN: Tensor) -> Tensor:
+    index_BR, valid_BR = kept_index(rows_BN, pad_left=False)
+    return index_BR.masked_fill(~valid_BR, -1)
+
+
+def attention_received(
+    query_BHNd: Tensor,
+    key_BhNd: Tensor,
+    rows_BN: Tensor,
+    keys_BN: Tensor,
+    scale: float,
+    offset: int = 0,
+    window: SlidingWindow | None = None,
+    weight_BN: Tensor | None = None,
+    largest: bool = False,
+) -> Tensor:
+    """Attention that each key receives from the marked rows, the sum or the largest, [B, H, K] in fp32; 0 without rows.
+
+    ``weight_BN`` multiplies each row's. Of a block of rows nothing is computed beyond the last key that it may see.
+    """
+    index_BR, whole = _marked(rows_BN), window is None and bool(keys_BN.all())
+    first_R, last_R = (each.tolist() for each in (index_BR + offset).aminmax(dim=0))
+    found_BHK = torch.zeros(*query_BHNd.shape[:2], key_BhNd.shape[2], device=key_BhNd.device)
+    states = query_BHNd, key_BhNd.float(), found_BHK
+    heads = 1 if key_BhNd.is_cuda else key_BhNd.shape[1]  # a CPU's caches hold those of one
+    parts = list(zip(*(each.chunk(heads, 1) for each in states), strict=True))
+    for start in range(0, len(last_R), BLOCK):
+        own = slice(start, start + BLOCK)
+        index_BW, end, first = index_BR[:, own], max(last_R[own]) + 1, min(first_R[own])
+        surely = first + 1 if whole and first >= offset else 0
+        for query, key, into in parts:
+            rows = attention_rows(query, key[:, :, :end], index_BW, keys_BN[:, :end], scale, offset, window, surely)
+            if weight_BN is not None:
+                rows = rows * weight_BN.gather(1, index_BW.clamp(min=0))[:, None, :, None]
+            seen = into[..., :end]
+            seen.copy_(torch.maximum(seen, rows.amax(2)) if largest else seen + rows.sum(2))
+    return found_BHK
+
+
 def attention_paid(blocks: Iterator[tuple[Tensor, Tensor]], over_heads: Literal["mean", "max"] = "mean") -> Tensor:
     """Attention that all rows of some blocks pay to each position, [B, N] in fp32; a sample without rows gets zeros."""
-
-    def summed(index_BW: Tensor, attention_BHWN: Tensor) -> Tensor:
+    found = []
+    for index_BW, attention_BHWN in blocks:
         rows_BWN = attention_BHWN.mean(1) if over_heads == "mean" else attention_BHWN.amax(1)
-        return (rows_BWN * (index_BW >= 0)[..., None]).sum(1)
-
-    return reduce(torch.add, (summed(*block) for block in blocks))
+        found.append((rows_BWN * (index_BW >= 0)[..., None]).sum(1))
+    return sum(found[1:], found[0])

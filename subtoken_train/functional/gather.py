@@ -1,6 +1,6 @@
 """Rows of each sample: choosing the best or the last of a marked set, taking them, their mean.
 
-Legend: B batch, N positions before, M positions after, D width.
+Legend: B batch, N positions before, M positions after, D width; R rows of c heads, d head width, k channels of it.
 """
 
 from dataclasses import fields, is_dataclass, replace
@@ -49,6 +49,18 @@ def take_rows(tensor: Tensor, index_BM: Tensor) -> Tensor:
     """Rows ``index_BM`` of [B, N, ...] along the second axis, [B, M, ...]."""
     index = index_BM.reshape(*index_BM.shape, *[1] * (tensor.dim() - 2)).expand(-1, -1, *tensor.shape[2:])
     return tensor.gather(1, index)
+
+
+def take_entries(vectors_RcNd: Tensor, index_RM: Tensor, channels_Rck: Tensor | None = None) -> Tensor:
+    """Take entries of every head, [R, c, M, d], or [R, c, M, k] in chosen channels."""
+    if len(index_RM) == 1:  # a call instead of four: a GPU waits for calls, not for bytes
+        taken = vectors_RcNd.index_select(2, index_RM[0])
+    else:
+        rows, heads = (torch.arange(size, device=index_RM.device) for size in vectors_RcNd.shape[:2])
+        taken = vectors_RcNd[rows[:, None, None], heads[:, None], index_RM[:, None]]  # gather takes twice as long
+    if channels_Rck is None:
+        return taken
+    return taken.gather(3, channels_Rck.long()[:, :, None].expand(-1, -1, index_RM.shape[1], -1))
 
 
 def count_positions(visible_BN: Tensor) -> Tensor:

@@ -8,20 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 Turn = Callable[[Tensor, Tensor, tuple[Tensor, Tensor]], tuple[Tensor, Tensor]]
 """Turns two tensors of vectors by (cosine, sine), as a model does queries and keys."""
-
-
-def turn_halves(query: Tensor, key: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Turn vectors in Llama's form: channel i goes with i + d / 2."""
-    cos, sin = (each[:, None] for each in angles)
-    pairs = ((x, *x.chunk(2, dim=-1)) for x in (query, key))
-    turned_query, turned_key = (x * cos + torch.cat([-other, one], dim=-1) * sin for x, one, other in pairs)
-    return turned_query, turned_key
 
 
 @dataclass(frozen=True)
@@ -33,7 +24,7 @@ class Rotation:
 
     cos_BNr: Tensor
     sin_BNr: Tensor
-    form: Turn = turn_halves
+    form: Turn
 
     def turn(self, vectors_BhNd: Tensor) -> Tensor:
         """Vectors [B, h, N, d] turned by their rows' positions, fp32."""

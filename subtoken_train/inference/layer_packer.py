@@ -178,7 +178,7 @@ class LayerPacker:
         states, packed = self.dense.layers[layer], self.cache.layers[layer]
         keys, values = states.keys, states.values
         states.keys = states.values = None
-        here = on_device(kept, keys.device)
+        here = kept if kept.entries_BN.device == keys.device else on_device(kept, keys.device)
         keep_BhM, entries_BM, position = (each.to(keys.device) for each in (keep_BhM, entries_BM, position))
         keys, values = merged(self.compression.merging, keys, values, keep_BhM, entries_BM)
         if self.key_cut is not None:

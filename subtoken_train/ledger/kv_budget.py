@@ -50,8 +50,8 @@ def check_share(name: str, share: float | Fraction) -> None:
 def kept_count(tokens: int, keep_ratio: float | Fraction, round_up: bool = False) -> int:
     """Tokens kept of ``tokens``: rounded down for routed arms, up for anchors; at least one of a non-empty set."""
     check_share("keep_ratio", keep_ratio)
-    rounded = math.ceil if round_up else math.floor
-    return min(tokens, max(1, rounded(exact(keep_ratio) * tokens)))
+    share, sign = exact(keep_ratio), -1 if round_up else 1
+    return min(tokens, max(1, sign * (sign * tokens * share.numerator // share.denominator)))
 
 
 def matched_count(arm_tokens: int | Fraction, arm_bytes: Fraction) -> int:

@@ -320,7 +320,7 @@ class RouterBank(nn.Module):
         if self.selectors[layer].learned:
             # not overwritten when checkpointing recomputes a layer: the state would hold on to the recomputed graph
             state.choices.setdefault(layer, (scores_BNS, hard_BNS, routed_BN))
-            if config.drops and not self.whole:  # the slope of a choice is the sigmoid's at its margin
+            if config.drops and not self.whole and torch.is_grad_enabled():  # the sigmoid's slope at its margin
                 factor_BNS = straight_through(factor_BNS, margin_BNS, learns_BN[..., None])
             if config.value_gate:
                 factor_BNS = torch.where(routed_BN1, factor_BNS * self.gates[layer](scores_BNS), 1.0)

@@ -22,7 +22,13 @@ import torch
 from torch import Tensor
 
 from subtoken_train.errors import unknown_name
-from subtoken_train.functional.causal_attention import SlidingWindow, attention_blocks, attention_paid, attention_rows
+from subtoken_train.functional.causal_attention import (
+    SlidingWindow,
+    attention_blocks,
+    attention_paid,
+    attention_received,
+    attention_rows,
+)
 from subtoken_train.functional.gather import kept_index, last_marked, take_rows
 from subtoken_train.functional.rotary import Rotation
 from subtoken_train.types import Frames, Region
@@ -38,7 +44,7 @@ prompt (``TaskPlan``) pay to its cached entries; ``asks``: the rows that ask abo
 OF_TASKS: frozenset[Need] = frozenset({"blocks", "value_norms"})
 """Needs that every view of a second pass serves."""
 
-ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "ABSENT"})()
+ABSENT: Any = type("ABSENT", (), {})
 """Value of a field that a place does not have."""
 
 _NEEDS: dict[str, Need] = {"value_BhNd": "values", "input_BND": "inputs", "asks_BN": "asks", "asks_counts": "asks"}
@@ -242,26 +248,36 @@ class View:
         states = self.query_BHNd, self.key_BhNd, index_BW, self._visible(keys_BN), self.scale
         return attention_rows(*states, self._first, self.reach)
 
-    def blocks(self, rows_BN: Tensor | None = None, keys_BN: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Attention of all marked rows, a block at a time, see ``attention_blocks``.
-
-        Of a second pass (``rows_BN`` is None), those of the task's rows: the softmax runs over the prompt's entries and
-        the task's rows up to each; columns of the latter are left out, so that a row sums to less than 1.
-        """
+    def blocks(self, rows_BN: Tensor, keys_BN: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Attention of all marked rows, a block at a time, see ``attention_blocks``."""
         if "attention" in vars(self):
-            assert rows_BN is not None
             return self.attention(rows_BN)
-        self._check_declared("blocks()", "blocks")
-        first, length, keys_BK = self._first, self.regions_BN.shape[1], self._visible(keys_BN)
+        first, found = self._first, attention_blocks(*self._asking(rows_BN, keys_BN))
+        return ((torch.where(index_BW < 0, -1, index_BW + first), rows_BHWN) for index_BW, rows_BHWN in found)
+
+    def received(
+        self,
+        rows_BN: Tensor | None = None,
+        keys_BN: Tensor | None = None,
+        weight_BN: Tensor | None = None,
+        largest: bool = False,
+    ) -> Tensor:
+        """Attention that each entry receives from all marked rows, [B, H, N], see ``attention_received``.
+
+        ``rows_BN`` is None: from the rows of a second pass's task, which see each other, too.
+        """
+        weight_BN = None if weight_BN is None else weight_BN[:, self._first :]
+        received_BHK = attention_received(*self._asking(rows_BN, keys_BN), weight_BN, largest)
+        return received_BHK[..., : self.regions_BN.shape[1]]
+
+    def _asking(self, rows_BN: Tensor | None, keys_BN: Tensor | None) -> tuple[Any, ...]:
+        self._check_declared("the attention of all rows", "blocks")
+        keys_BK = self._visible(keys_BN)
         if rows_BN is None:
             rows_BQ, keys_BK = self.task_BS, torch.cat([keys_BK, self.task_BS], 1)
         else:
-            rows_BQ = rows_BN[:, first:]
-        states = self.query_BHNd, self.key_BhNd, rows_BQ, keys_BK, self.scale
-        found = attention_blocks(*states, offset=first, window=self.reach)
-        if rows_BN is None:
-            return ((index_BW, probability_BHWK[..., :length]) for index_BW, probability_BHWK in found)
-        return ((torch.where(index_BW < 0, -1, index_BW + first), rows_BHWN) for index_BW, rows_BHWN in found)
+            rows_BQ = rows_BN[:, self._first :]
+        return self.query_BHNd, self.key_BhNd, rows_BQ, keys_BK, self.scale, self._first, self.reach
 
     def _visible(self, keys_BN: Tensor | None) -> Tensor:
         found = self.attended_BN if keys_BN is None else keys_BN

@@ -1,5 +1,7 @@
 """The context/query split of language models: what rows see, what caches keep, and that nothing looks ahead."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
@@ -163,3 +165,16 @@ def test_samples_without_a_context_are_trained_whole():
     backbone = compress(family, ROUTED, **QUEST)
     real = batch.regions_BN != Region.PADDING
     torch.testing.assert_close(backbone.logits(backbone.run(batch))[real], hf_logits(family, batch)[real])
+
+
+@pytest.mark.parametrize("kept", ["pages", "bytes", "image"])
+def test_training_compiles_routed_layers_without_a_graph_break(kept):
+    family, batch = (gqa_family(), make_batch([(1, 6)] * 2)) if kept == "image" else (text_family(), text_batch(MIXED))
+    add_lora(family, LoraSettings(dropout=0.0))
+    shares = {"budget": "bytes", "kept_groups": 8, "byte_share": 0.5} if kept == "bytes" else {}
+    backbone = compress(family, replace(ROUTED, **shares), **QUEST if kept == "pages" else {}).train()
+    plain = trained_loss(backbone, batch)
+    torch.compiler.reset()
+    for layer in family.decoder.layers:
+        layer.compile(backend="eager", fullgraph=True)
+    torch.testing.assert_close(trained_loss(backbone, batch), plain)

@@ -11,7 +11,7 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evictions import build_eviction
 from subtoken_train.forks import undoing
-from subtoken_train.functional.causal_attention import delayed_attention
+from subtoken_train.functional.causal_attention import Seen, causal_attention
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import decode, open_prompts
 from subtoken_train.routing import RoutingConfig
@@ -95,13 +95,15 @@ def test_attention_beside_loops(training):
     if not training:
         gate = torch.where(gate < gate.median(), -math.inf, 0.0)
     for start in (0, 4):
-        found = delayed_attention(query[:, :, start:], key, value, gate, 2, None, 0.5, 3)
+        found = causal_attention(query[:, :, start:], key, value, Seen(gate_BhK=gate, delay=2), 0.5, 3)
         for sample in range(2):
             wanted = loops(query[sample], key[sample], value[sample], gate[sample], later_than(9, 2), 0.5)
             torch.testing.assert_close(found[sample], wanted[:, start:].double(), rtol=1e-5, atol=1e-5)
     if training:
         gate.requires_grad_()
-        run = lambda each: delayed_attention(query, key, value, each, 2, None, 0.5, 4).square().sum()  # noqa: E731
+        run = lambda each: (  # noqa: E731
+            causal_attention(query, key, value, Seen(gate_BhK=each, delay=2), 0.5, 4).square().sum()
+        )
         assert torch.autograd.gradcheck(run, gate)
 
 

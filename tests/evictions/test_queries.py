@@ -1,5 +1,7 @@
 """TOVA, Finch, Quest's steps, Q-Filters and ExpectedAttention beside plain references and goldens; refusals."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -8,7 +10,6 @@ from subtoken_train.calibrating.layers import DirectionCalibrator
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.queries import HeadDirections, QFilter, QuestSteps
-from subtoken_train.functional.rotary import Rotation
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import open_prompts
 from subtoken_train.reducers import build_reducer
@@ -137,17 +138,6 @@ def test_another_width_is_refused(tmp_path):
         made.check_backbone(NOBODY.model_type, NOBODY.digest, 1, 1, 4)
 
 
-def llama_rotation(theta, width):
-    """Llama's rotation in its default form, at position ids [B, N]."""
-
-    def rotate(position):
-        frequency = theta ** -(torch.arange(0, width, 2) / width)
-        angle = (position[..., None].float() * frequency).repeat(1, 1, 2)
-        return Rotation(angle.cos(), angle.sin())
-
-    return rotate
-
-
 @pytest.mark.parametrize(
     "name", ["kvpress_expected_attention", "kvpress_expected_attention_eps", "kvpress_expected_attention_nocov"]
 )
@@ -163,7 +153,7 @@ def test_golden_press(shared, name):
         epsilon=params["epsilon"],
     )
     batch, _, length, width = tensors["keys"].shape
-    rotate = llama_rotation(params["rope_theta"], width)
+    rotate = partial(rope, width=width, theta=params["rope_theta"])
     position = torch.arange(length).expand(batch, -1)
     assert torch.allclose(rotate(position[:1]).cos_BNr, tensors["cos"][:1], atol=1e-5)
     view = golden_view(

@@ -1,5 +1,7 @@
 """Attention of some rows and of all is plain softmax; the gradient of a choice among keys."""
 
+from unittest.mock import patch
+
 import pytest
 import torch
 from hypothesis import given
@@ -11,6 +13,7 @@ from subtoken_train.functional.causal_attention import (
     Seen,
     SlidingWindow,
     attention_blocks,
+    attention_received,
     attention_rows,
     causal_attention,
     fused_attention,
@@ -240,17 +243,24 @@ def problems(draw):
 
 
 @given(problems(), st.integers(1, 16), st.data())
-def test_blocks_are_the_dense_rows(problem, block, data):
+def test_blocks_are_the_dense_rows_and_keys_receive_their_columns(problem, block, data):
     """Any rows, any keys (empty sets too), any block size; every marked row once; queries may be of the last rows."""
     query, key, rows, keys = problem
-    offset = data.draw(st.integers(0, query.shape[2] - 1))
-    query, rows = query[:, :, offset:], rows[:, offset:]
+    offset, everything = data.draw(st.integers(0, query.shape[2] - 1)), data.draw(st.booleans())
+    query, rows, keys = query[:, :, offset:], rows[:, offset:] | everything, keys | everything
     expected = dense(problem[0], key, keys, 0.7)[:, :, offset:] * rows[:, None, :, None]
-    blocks = list(attention_blocks(query, key, rows, keys, 0.7, block, offset=offset))
+    given = query, key, rows, keys, 0.7, offset, None
+    blocks = list(attention_blocks(*given, block))
     assert sum(index.shape[1] for index, _ in blocks) == rows.sum(-1).max()  # no row is computed for nothing
     matrix, times = collect(blocks, expected)
     assert torch.equal(times, rows.long())
     assert torch.allclose(matrix, expected, atol=1e-6)
+    weight = torch.arange(rows.numel()).view_as(rows) % 7 / 3
+    with patch("subtoken_train.functional.causal_attention.BLOCK", block):
+        sums, weighted, largest = (attention_received(*given, *how) for how in ((), (weight,), (None, True)))
+    for found, columns in ((sums, expected), (weighted, expected * weight[:, None, :, None])):
+        assert torch.allclose(found, columns.sum(2).float(), atol=1e-5)
+    assert torch.allclose(largest, expected.amax(2).float(), atol=1e-6)
 
 
 def test_bf16_inputs_are_computed_in_fp32_and_large_scores_do_not_overflow():
@@ -268,6 +278,7 @@ def test_memory_is_a_block_of_rows(block, length):
     query, key = tensors(1, 4, 2, length, width=2)
     everything = torch.ones(1, length, dtype=torch.bool)
     with LargestTensor() as largest:
-        rows = sum(index.shape[1] for index, _ in attention_blocks(query, key, everything, everything, 1.0, block))
+        blocks = attention_blocks(query, key, everything, everything, 1.0, block=block)
+        rows = sum(index.shape[1] for index, _ in blocks)
     assert rows == length
     assert largest.elements == 4 * block * length < length * length

@@ -22,9 +22,9 @@ from subtoken_train.functional.key_axes import (
     value_axes,
 )
 from subtoken_train.functional.masks import fixed_mask
-from subtoken_train.functional.rotary import Rotation
 from subtoken_train.ledger.kv_budget import kept_channels
 from tests.support.golden_cases import load, near, record
+from tests.support.prompt_views import llama_turn
 from tests.support.reference import reflected
 
 ORIGINALS = Path(__file__).resolve().parents[2] / "benchmarks/results/eviction_originals.safetensors"
@@ -200,7 +200,7 @@ def test_golden_of_kvpress(shared):
 
 def rotation(stretch=1.0):
     angle = torch.rand(2, 5, 4).repeat(1, 1, 2) * 6
-    return Rotation(angle.cos() * stretch, angle.sin() * stretch)
+    return llama_turn(angle.cos() * stretch, angle.sin() * stretch)
 
 
 @pytest.mark.parametrize("stretch", [1.0, 1.3])
@@ -213,7 +213,7 @@ def test_turns_as_transformers_and_back(stretch):
 
 def test_the_mean_turns_as_the_mean_of_all():
     turning, vectors = rotation(), torch.randn(2, 3, 1, 8)
-    each = torch.stack([Rotation(turning.cos_BNr[:, [i]], turning.sin_BNr[:, [i]]).turn(vectors) for i in range(5)])
+    each = torch.stack([llama_turn(turning.cos_BNr[:, [i]], turning.sin_BNr[:, [i]]).turn(vectors) for i in range(5)])
     assert torch.allclose(turning.mean().turn(vectors), each.mean(0), atol=1e-6)
 
 

@@ -5,6 +5,7 @@ Legend: B batch, h key-value heads, N rows, d head width.
 
 import inspect
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from types import SimpleNamespace
 
@@ -15,7 +16,6 @@ from subtoken_train import SubTokenModel
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.evictions import build_eviction
 from subtoken_train.families.decoder import CACHE
-from subtoken_train.functional.rotary import Rotation
 from subtoken_train.inference import layer_packer
 from subtoken_train.inference.cache_report import account, report
 from subtoken_train.inference.compression import Compression
@@ -26,6 +26,7 @@ from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region, in_compressed_region
 from tests.support.golden_cases import golden_view, keep_of, load, record
 from tests.support.helpers import FirstEntries, compress
+from tests.support.prompt_views import rope
 from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
 from tests.support.truth_cells import PLAIN_CELL, backbone_of, batch_of, compression_of, difference, from_truth
@@ -205,13 +206,9 @@ def test_golden_streaming_llm(shared, call):
     keep_BhN = keep_of(method, [view], places.shape[-1])[0]
     cached, position = tensors["keys"], torch.arange(params["T"]).expand(params["B"], -1)
     inv_freq = 10000.0 ** (-torch.arange(0, params["D"], 2) / params["D"])
-
-    def rotate(_, position_BN):
-        angle = position_BN[..., None] * torch.cat([inv_freq, inv_freq])
-        return Rotation(angle.cos(), angle.sin())
-
-    rerotation = Rerotation(rotate)
-    ours = rerotation.closed_up(0, rotate(0, position).turn(cached), keep_BhN, position)
+    rotate = partial(rope, width=params["D"], theta=10000.0)
+    rerotation = Rerotation(lambda _, position_BN: rotate(position_BN))
+    ours = rerotation.closed_up(0, rotate(position).turn(cached), keep_BhN, position)
     assert (rerotation.next_position == places.shape[-1]).all()
     worst = 0.0
     for sample, head in product(range(len(cached)), range(cached.shape[1])):

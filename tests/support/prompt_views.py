@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from subtoken_train.calibrations import Calibration, CalibrationData, write_calibration
 from subtoken_train.evictions import notation_names
@@ -50,6 +51,10 @@ class DenseView(View):
         index = order.masked_fill(~rows_BN.gather(1, order), -1)
         for part in index.split(5, dim=1):
             yield part, self.rows(part, keys_BN)
+
+    def received(self, rows_BN, keys_BN=None, weight_BN=None):
+        found = self.rows(torch.arange(rows_BN.shape[1]).expand(rows_BN.shape), keys_BN) * rows_BN[:, None, :, None]
+        return (found if weight_BN is None else found * weight_BN[:, None, :, None]).sum(2)
 
 
 def dense_attention(query, key, keys, scale):
@@ -102,11 +107,16 @@ def layer_views(prompts, needs, pad="none", seed=0, dropped=(), dtype=torch.floa
     return views
 
 
-def rope(position, width=WIDTH):
+def llama_turn(cos, sin):
+    """Llama's rotation by cosine and sine."""
+    return Rotation(cos, sin, lambda query, key, angles: apply_rotary_pos_emb(query, key, *angles))
+
+
+def rope(position, width=WIDTH, theta=100.0):
     """Llama's rotation at position ids [B, N]."""
-    frequency = 100.0 ** -(torch.arange(0, width, 2) / width)
+    frequency = theta ** -(torch.arange(0, width, 2) / width)
     angle = (position[..., None].float() * frequency).repeat(1, 1, 2)
-    return Rotation(angle.cos(), angle.sin())
+    return llama_turn(angle.cos(), angle.sin())
 
 
 def surroundings(real_BN, width=WIDTH, model=MODEL):
