@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from subtoken_train.calibrations import CalibratedNumbers, check_table, table_words
-from subtoken_train.evictions.base import Eviction
+from subtoken_train.evictions.base import Eviction, layer_count, protect_last
 from subtoken_train.evictions.observers import (
     GroupReduction,
     kernel_setting,
     neighbours_pooled,
     over_groups,
-    window_length,
+    share_of,
     window_rows,
     window_setting,
 )
@@ -116,10 +116,13 @@ class TriAttention(Eviction):
         centred_BHN = (scores_BHN - (scores_BHN * entries_B1N).sum(-1, keepdim=True) / count_B11) * entries_B1N
         deviation_BH1 = (centred_BHN.square().sum(-1, keepdim=True) / count_B11).sqrt().clamp(min=1e-6)
         scores_BhN = over_groups(centred_BHN / deviation_BH1, key_BhNd.shape[1], self.group)
-        return Scores(scores_BhN, view.window(window_length(view, self.window)))
+        return Scores(scores_BhN, torch.zeros_like(view.entries_BN), notes={"entries": view.entries_BN})
 
     def at_budget(self, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
-        check_fits(self, self.window, scores, competes_BN, count_Bh)
+        count_B, window = layer_count(count_Bh), self.window
+        last_B = torch.full_like(count_B, window) if isinstance(window, int) else share_of(count_B, window)
+        scores = protect_last(scores, scores.notes["entries"], last_B)
+        check_fits(self, window, scores, competes_BN, count_Bh)
         return scores
 
 

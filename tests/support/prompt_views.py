@@ -239,7 +239,7 @@ def _written(
 def settings_for(notation: str, family: Family | None = None, hidden: int = 0) -> dict[str, Any]:
     method = notation_names(notation)[-1]
     if method not in (*NEEDED, "triattention"):
-        return {"window": 0.2} if method == "rkv" else {}  # a share fits any budget
+        return {"window": 1} if method == "rkv" else {}  # fits any budget
     if family is None:
         made_on, sizes = (NOBODY.path, NOBODY.model_type, NOBODY.digest), (LAYERS, KV_HEADS, MODEL)
     else:
