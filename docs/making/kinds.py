@@ -40,7 +40,7 @@ EVICTION_KINDS = (
         "An entry stays by the attention that it gets: from all rows of the prompt, from its last ones, from the "
         "question, or, under `quest_steps`, from each step of decoding. Every layer has the same budget.",
         "The question is known when the prompt is read, and one pass must do.",
-        ("elastic", "finch", "h2o", "quest_steps", "snapkv", "tova"),
+        ("elastic", "finch", "h2o", "quest_steps", "rkv", "snapkv", "tova"),
     ),
     Kind(
         "evictions/layers.md",
@@ -74,7 +74,7 @@ EVICTION_KINDS = (
         "The question comes later, and prompts are read in chunks.",
         (
             *("compactor", "cur", "expected_attention", "keydiff", "knorm", "lagkv", "q_filter", "random"),
-            "streaming_llm",
+            *("streaming_llm", "triattention"),
         ),
     ),
 )

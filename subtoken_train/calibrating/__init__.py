@@ -23,6 +23,7 @@ CALIBRATORS: Registry[Calibrator] = Registry(
         "sparsemm": "heads:VisualCalibrator",
         "threshold": "layers:ThresholdCalibrator",
         "kvzap": "layers:ScorerCalibrator",
+        "triattention": "centres:CentreCalibrator",
         "fitprune": "layers:PruneCalibrator",
     },
 )

@@ -23,6 +23,7 @@ HELP = """Measure the numbers that a method needs for a backbone, and write them
   headkv          how much each head looks at what an answer says again (language models, on recall)
   sparsemm        how much each head looks at what an answer tells of a picture (models that take images)
   q_filter        where the queries of each head point
+  triattention    where the queries of each head lie before their rotary embedding
   kvzap           nets that foretell KVzip's scores from what each layer reads
   fitprune        what share of the visual tokens each layer can do with (models that take images)
   threshold       the score that entries must reach so that a mean budget is met

@@ -12,8 +12,9 @@ c key heads of a row, M stored entries, T tail tokens, N = M + T, k statistics o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,12 +26,16 @@ from subtoken_train.errors import refuse
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.thresholds import Threshold
 from subtoken_train.functional.gather import on_device
+from subtoken_train.functional.rotary import Rotation
 from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.kernels.formats import FORMATS, Format
 from subtoken_train.kernels.storage import dense_values
 from subtoken_train.types import Plan, Region
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import ABSENT, View, reads_values
+
+Rotate = Callable[[int, Tensor], Rotation]
+"""Rotation of a layer at position ids."""
 
 
 @dataclass
@@ -77,7 +82,7 @@ class HeldLayer:
         seen_R1 = self.place_RN.amax(-1, keepdim=True) + 1
         return (self.regions_RN != Region.PADDING) & (self.place_RN >= seen_R1 - window)
 
-    def view(self, number: int, scale: float, method: Eviction) -> View:
+    def view(self, number: int, scale: float, method: Eviction, rotate: Rotate, next_position: Tensor) -> View:
         """The layer as its method sees it, read back for the purpose."""
         state, tail, rows, values = self.state, self.layer.tail_rows(), len(self.place_RN), ABSENT
         keys = self.layer.own_keys(self._dense(read_keys(self.layer.blocks, rows), tail.keys.read()))
@@ -96,6 +101,8 @@ class HeldLayer:
             input_BND=torch.cat(state.inputs, 1) if state.inputs else ABSENT,
             place_BN=self.place_RN,
             seen_B=self.place_RN.amax(-1) + 1,
+            rotate=partial(rotate, number),
+            next_position=next_position.to(self.place_RN.device).repeat_interleave(self.heads, -2),
             heads=self.heads,
         )
 
@@ -143,7 +150,7 @@ def evict_while_decoding(cache: PackedCache, eviction: EvictionPass, plan: Plan,
             "inputs" in method.needs,
         )
     scales, form = [own.scale for own in layers], FORMATS[compression.kv_dtype]
-    cache.evictor = OnlineEviction(method, every, scales, form, compression.threshold)
+    cache.evictor = OnlineEviction(method, every, scales, form, eviction.family.rotation, compression.threshold)
 
 
 @dataclass
@@ -154,6 +161,7 @@ class OnlineEviction:
     every: int
     scales: list[float]
     form: Format
+    rotate: Rotate
     threshold: Threshold | None = None
     due: int = field(init=False)
     evictions: int = 0
@@ -169,14 +177,15 @@ class OnlineEviction:
         if generated < self.due:
             return
         layers = [HeldLayer.of(layer) for layer in cache.layers]
-        home = layers[0].place_RN.device
+        home, following = layers[0].place_RN.device, cache.next_position
+        assert following is not None
         needs_B = torch.stack([layer.needs().to(home) for layer in layers]).any(0)
         evicts = self.threshold is not None or bool(needs_B.any())
         scores: list[Scores] = []
         for number, layer in enumerate(layers):
             carried = None
             if evicts or layer.state.carried_RkN is not None:
-                found = self.method.score(layer.view(number, self.scales[number], self.method))
+                found = self.method.score(layer.view(number, self.scales[number], self.method, self.rotate, following))
                 scores.append(on_device(found, home))
                 carried = found.carried
             layer.carry(carried)

@@ -127,7 +127,7 @@ def test_an_answer_that_turns_nan_in_a_batch_and_a_text_that_is_scored(late):
     assert math.isfinite(score_batch(backbone, batch, [[[5, 6, bad]]])[0].logprobs[0]), "its last token is only read"
 
 
-@pytest.mark.parametrize("name", ["q_filter", "duo_attention", "headkv", "kvzap"])
+@pytest.mark.parametrize("name", ["q_filter", "duo_attention", "headkv", "kvzap", "triattention"])
 def test_calibrations(name):
     family = text_family(layers=2)
     settings = {"samples": 2, "batch_size": 2, "context_length": 128}

@@ -10,6 +10,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from subtoken_train.calibrations import Calibration, CalibrationData, write_calibration
 from subtoken_train.evictions import notation_names
+from subtoken_train.evictions.answers import QueryCentres
 from subtoken_train.evictions.kvzip import TokenScorers
 from subtoken_train.evictions.snapkv import HeadScores
 from subtoken_train.families.family import Family, shapes_digest
@@ -227,24 +228,36 @@ def drawn_heads(layers: int, heads: int, seed: int = 0) -> HeadScores:
     return HeadScores(score.view(layers, heads).tolist())
 
 
+def drawn_centres(layers: int, heads: int, width: int) -> QueryCentres:
+    draw = torch.Generator().manual_seed(layers + heads)
+    mean = torch.randn(layers, heads, width, generator=draw)
+    return QueryCentres(mean.tolist(), (1 + mean.abs() + mean.roll(width // 2, -1).abs()).tolist())
+
+
 @cache
 def _written(
     method: str, path: str | None, model_type: str, digest: str, layers: int, heads: int, width: int, hidden: int
 ) -> str:
     folder = Path(tempfile.mkdtemp(prefix="calibrated-"))
-    numbers = drawn_nets(layers, heads, width, hidden) if method == "kvzap" else drawn_heads(layers, heads)
+    if method == "triattention":
+        numbers: Any = drawn_centres(layers, heads, width)
+    else:
+        numbers = drawn_nets(layers, heads, width, hidden) if method == "kvzap" else drawn_heads(layers, heads)
     return written(folder / f"{method}.json", method, numbers, Identity(path, None, model_type, digest))
 
 
 def settings_for(notation: str, family: Family | None = None, hidden: int = 0) -> dict[str, Any]:
     method = notation_names(notation)[-1]
-    if method not in NEEDED:
-        return {}
+    if method not in (*NEEDED, "triattention"):
+        return {"window": 1} if method == "rkv" else {}  # fits any budget
     if family is None:
         made_on, sizes = (NOBODY.path, NOBODY.model_type, NOBODY.digest), (LAYERS, KV_HEADS, MODEL)
     else:
         made_on = ("random", str(family.model.config.model_type), shapes_digest(family))
         sizes = family.shape.num_layers, family.shape.num_kv_heads, family.hidden_size
+    if method == "triattention":
+        heads = HEADS if family is None else family.decoder.config.num_attention_heads
+        sizes = sizes[0], heads, WIDTH if family is None else family.shape.head_dim
     return {"calibration": _written(method, *made_on, *sizes, hidden)}
 
 
