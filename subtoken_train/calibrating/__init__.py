@@ -22,7 +22,8 @@ CALIBRATORS: Registry[Calibrator] = Registry(
         "q_filter": "layers:DirectionCalibrator",
         "sparsemm": "heads:VisualCalibrator",
         "threshold": "layers:ThresholdCalibrator",
-        "kvzap": "layers:ScorerCalibrator",
+        "lkv": "heads:BudgetCalibrator",
+        "kvzap": "token_scorers:ScorerCalibrator",
         "fitprune": "layers:PruneCalibrator",
     },
 )

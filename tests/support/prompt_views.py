@@ -200,7 +200,7 @@ def context_view(prompts, pad="right", seed=0, layer=0, dtype=torch.float32, kv_
     )  # fmt: skip
 
 
-NEEDED = ("kvzap", "headkv", "sparsemm")
+NEEDED = ("kvzap", "headkv", "sparsemm", "lkv")
 
 
 def drawn_nets(layers: int, heads: int, width: int, hidden: int = 0, seed: int = 0) -> TokenScorers:
@@ -227,15 +227,14 @@ def _written(
 
 
 def settings_for(notation: str, family: Family | None = None, hidden: int = 0) -> dict[str, Any]:
-    method = notation_names(notation)[-1]
-    if method not in NEEDED:
-        return {}
+    methods = [name for name in notation_names(notation) if name in NEEDED]
     if family is None:
         made_on, sizes = (NOBODY.path, NOBODY.model_type, NOBODY.digest), (LAYERS, KV_HEADS, MODEL)
     else:
         made_on = ("random", str(family.model.config.model_type), shapes_digest(family))
         sizes = family.shape.num_layers, family.shape.num_kv_heads, family.hidden_size
-    return {"calibration": _written(method, *made_on, *sizes, hidden)}
+    files = {method: _written(method, *made_on, *sizes, hidden) for method in methods}
+    return {f"{method}." * (len(files) > 1) + "calibration": file for method, file in files.items()}
 
 
 NOBODY = Identity("nowhere/model", None, "llama", "0" * 64)
