@@ -146,7 +146,7 @@ def test_routers_are_refused():
 
 
 def test_two_layers_learn_what_one_cannot_and_keep_the_epoch_that_errs_least():
-    """Targets of unlike sizes that no map foretells; noise is held out from, so that later epochs err more there."""
+    """Targets of unlike sizes that no map foretells; then noise, which later epochs foretell less than early ones."""
     inputs = drawn(600, 4) * torch.tensor([1.0, 50.0, 0.1, 1.0]) + torch.tensor([0.0, 300.0, 0.0, -2.0])
     plain = torch.stack([(inputs[:, 0] * inputs[:, 3]), 100 + 30 * inputs[:, 0].abs()], 1)
     held = (inputs[500:], plain[500:])
@@ -158,10 +158,12 @@ def test_two_layers_learn_what_one_cannot_and_keep_the_epoch_that_errs_least():
         return ((found - held[1]) / held[1].std(0)).square().mean().item()
 
     assert error(foretold(net, held[0][None])[0].T) < 0.2 * error(by_map)
-    noise = (inputs[:60], drawn(60, 2, seed=5)), (inputs[60:90], drawn(30, 2, seed=6))
-    courses = [two_layers(*noise, 32, epochs, 0) for epochs in (1, 80)]
-    errors = [F.mse_loss(foretold(each, noise[1][0][None])[0].T, noise[1][1]).item() for each in courses]
-    assert errors[1] < 2 * noise[1][1].var()  # where the last of 80 epochs has learned its noise by heart
+    noise, other = (inputs[:60], drawn(60, 2, seed=5)), (inputs[60:90], drawn(30, 2, seed=6))
+    early, late = (
+        F.mse_loss(foretold(two_layers(noise, watched, 32, 80, 0), other[0][None])[0].T, other[1]).item()
+        for watched in (other, noise)
+    )
+    assert early < 0.9 * late  # the last epochs learn the noise by heart
 
 
 def test_two_layers_are_made_of_what_is_not_held_out(shallow):
