@@ -126,7 +126,7 @@ def test_a_wrapper_hands_on_what_its_method_reads(path):
 def test_learned_budgets_are_checked_beside_what_their_method_reads(path, tmp_path):
     """Both files are of the backbone, or the one that is not is named; records tell both."""
     family = text_family(layers=2)
-    made_on = Identity("random", str(family.model.config.model_type), shapes_digest(family))
+    made_on = Identity("random", None, str(family.model.config.model_type), shapes_digest(family))
     numbers = HeadScores([[1.0] * family.shape.num_kv_heads] * 2)
     budgets = written(tmp_path / "lkv.json", "lkv", numbers, made_on)
     method = build_eviction("lkv(duo_attention)", **{"lkv.calibration": budgets, "duo_attention.calibration": path})

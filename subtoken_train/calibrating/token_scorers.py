@@ -96,7 +96,11 @@ class ScorerCalibrator(Calibrator):
         return TokenScorers.of(
             [
                 two_layers(
-                    joined(kept, layer, device), joined(held, layer, device), self.hidden, self.epochs, self.seed
+                    layer_examples(kept, layer, device),
+                    layer_examples(held, layer, device),
+                    self.hidden,
+                    self.epochs,
+                    self.seed,
                 )
                 for layer in range(len(held[0]))
             ]
@@ -144,7 +148,7 @@ def read_targets(path: Path) -> Examples:
     return [(tensors[f"0 {layer}"], tensors[f"1 {layer}"]) for layer in range(len(tensors) // 2)]
 
 
-def joined(some: list[Examples], layer: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def layer_examples(some: list[Examples], layer: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """A layer's inputs and targets of several batches, [n, D] and [n, h] in fp32."""
     inputs, targets = zip(*(each[layer] for each in some), strict=True)
     return torch.cat(inputs).to(device).float(), torch.cat(targets).to(device)
@@ -155,7 +159,7 @@ def two_layers(
     learned: tuple[Tensor, Tensor], held: tuple[Tensor, Tensor], hidden: int, epochs: int, seed: int
 ) -> list[Tensor]:
     """Weights and biases of a net of two layers, see ``TokenScorers``: of the epoch that errs least on ``held``."""
-    (inputs, mean_D, deviation_D), (targets, mean_h, deviation_h) = map(standardised, learned)
+    (inputs, mean_D, deviation_D), (targets, mean_h, deviation_h) = map(unit_scale, learned)
     held_input, held_target = (held[0] - mean_D) / deviation_D, (held[1] - mean_h) / deviation_h
     draw = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
@@ -180,7 +184,7 @@ def two_layers(
     return [weight_WD, best[1] - weight_WD @ mean_D, weight_hW, best[3] * deviation_h + mean_h]
 
 
-def standardised(values_nk: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def unit_scale(values_nk: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Values less their mean, over their deviation, and these two, [k]."""
     mean_k, deviation_k = values_nk.mean(0), values_nk.std(0, correction=0).clamp(min=NARROWEST)
     return (values_nk - mean_k) / deviation_k, mean_k, deviation_k

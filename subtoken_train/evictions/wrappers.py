@@ -30,6 +30,7 @@ from subtoken_train.view.method import Method, setting
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import Need, View
 
+SHARE = "head's share"
 MOST = 1e100  # of a share, so that products with a budget and sums stay finite
 
 
@@ -104,13 +105,23 @@ class LearnedBudgets(Wrapper):
         self.read_numbers()
         super().check_shape(num_layers, num_kv_heads, head_dim)
 
+    def score(self, view: View) -> Scores:
+        """The base's scores; ``notes`` has the heads' shares, [B, h]."""
+        found = self.base.score(view)
+        share_h = torch.tensor(self.read_numbers().score[view.layer], device=found.scores_BhN.device)
+        return replace(found, notes={**found.notes, SHARE: share_h.expand(found.scores_BhN.shape[:2])})
+
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        budget_LB, share_Lh = candidates.budget_LB, torch.tensor(self.read_numbers().score)
-        heads = share_Lh.shape[1]
+        weight_LBh = torch.stack([each.notes[SHARE] for each in scores])
+        layers, batch, heads = weight_LBh.shape
         most_TB = competing_counts(candidates).repeat_interleave(heads, 0)
-        weight_TB = share_Lh.flatten()[:, None].expand(most_TB.shape).to(most_TB.device)
-        count_TB = divide_budget(weight_TB, budget_LB.sum(0) * heads, torch.ones_like(most_TB), most_TB)
-        return count_TB.view(-1, heads, most_TB.shape[1]).transpose(1, 2)
+        own = (
+            weight_LBh.mT.reshape(most_TB.shape),
+            candidates.budget_LB.sum(0) * heads,
+            torch.ones_like(most_TB),
+            most_TB,
+        )
+        return divide_budget(*own).view(layers, heads, batch).mT
 
 
 def check_sets_of_heads(name: str, base: Eviction) -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from subtoken_train.calibrating.heads import BudgetCalibrator, head_shares, places
+from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.mixed_heads import FadingEntries
 from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.prefill import contexts_of
@@ -14,7 +15,9 @@ from tests.support.text_families import text_batch, text_family
 
 @pytest.fixture
 def backbone():
-    return compress(text_family(layers=2)).eval()
+    found = compress(text_family(layers=2)).eval()
+    use_packed_attention(found.family.decoder.config)
+    return found
 
 
 def drawn(*shape, seed=0):
@@ -40,7 +43,7 @@ def test_places_are_those_of_the_method_s_scores(backbone):
     batch = text_batch([(20, 4, 0)], seed=3)
     found = places(backbone, batch, build_eviction("knorm"))
     dense = backbone.family.model(contexts_of(batch).input_ids_BN, use_cache=True).past_key_values
-    assert found.shape == (2, backbone.family.shape.num_kv_heads, 20)
+    assert found.shape == (2, backbone.family.shape.num_kv_heads, 21)  # its first token is read with it
     for layer in range(2):
         for head in range(found.shape[1]):
             norms = dense.layers[layer].keys[0, head].norm(dim=-1)
@@ -66,7 +69,7 @@ def test_what_is_learned_loses_less_of_what_it_was_learned_from(backbone):
 def test_a_loss_of_entries_that_all_stay_is_none(backbone):
     calibrator = BudgetCalibrator(context_length=40, following=10, keep=0.5, eviction="knorm")
     (prompt,) = calibrator._prompts(backbone.family, [text_batch([(40, 2, 0)])])
-    assert (prompt.regions_BN == Region.CONTEXT).sum() == 30
+    assert (prompt.regions_BN == Region.CONTEXT).sum() == 31  # the first token is read as context, too
     with torch.no_grad():
         wide = torch.full((2, backbone.family.shape.num_kv_heads), 9.0)
         assert float(calibrator.loss(backbone, prompt, wide, 0.01)) < 1e-6
