@@ -10,7 +10,12 @@ from subtoken_train.calibrations import MAX_CALIBRATION, CalibrationData, read_c
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.duo_attention import HeadAlphas
 from subtoken_train.evictions.h2o import LayerShares
+from subtoken_train.evictions.snapkv import HeadScores
+from subtoken_train.families.family import shapes_digest
+from subtoken_train.inference.compression import Compression, method_record
+from subtoken_train.types import Identity
 from tests.support.prompt_views import NOBODY, written
+from tests.support.text_families import text_family
 
 ALPHAS = HeadAlphas([[0.0, 1.0], [0.25, 0.5]], sinks=4, recent=8)
 SHARES = LayerShares([0.25, 0.5], [[0.2, 0.3], [0.4, 0.6]])
@@ -116,3 +121,23 @@ def test_a_wrapper_hands_on_what_its_method_reads(path):
     method = build_eviction("ada(duo_attention)", calibration=path)
     assert method.calibrated.numbers == ALPHAS
     assert build_eviction("ada(snapkv)").calibrated is None
+
+
+def test_learned_budgets_are_checked_beside_what_their_method_reads(path, tmp_path):
+    """Both files are of the backbone, or the one that is not is named; records tell both."""
+    family = text_family(layers=2)
+    made_on = Identity("random", None, str(family.model.config.model_type), shapes_digest(family))
+    numbers = HeadScores([[1.0] * family.shape.num_kv_heads] * 2)
+    budgets = written(tmp_path / "lkv.json", "lkv", numbers, made_on)
+    method = build_eviction("lkv(duo_attention)", **{"lkv.calibration": budgets, "duo_attention.calibration": path})
+    record = method_record(method)
+    assert record["calibration"] == method.calibrated.digest != record["base"]["calibration"]
+    with pytest.raises(ValueError, match="the calibration of duo_attention was made on 'nowhere/model'"):
+        Compression(method, 0.5).check(family)
+    Compression(build_eviction("lkv(knorm)", calibration=budgets), 0.5).check(family)
+    with pytest.raises(ValueError, match="score has 2 layers of 2 heads, and the backbone 3 of 2"):
+        numbers.check_shape(3, 2, 8)
+    with pytest.raises(ValueError, match="'subtoken-train calibrate lkv' writes one"):
+        build_eviction("lkv(knorm)").check_shape(2, 2, 8)
+    with pytest.raises(ValueError, match="lkv divides a budget between heads, and tova keeps one set"):
+        build_eviction("lkv(tova)")

@@ -84,7 +84,7 @@ WRAPPER_KIND = Kind(
     "A wrapper is written around a method, or around another wrapper, and changes how its scores are spent: "
     "`ada(critical(expected_attention))`.",
     "Heads or layers should share one budget; `pooled` is the widest.",
-    ("ada", "chunk", "critical", "per_layer", "pooled"),
+    ("ada", "chunk", "critical", "lkv", "per_layer", "pooled"),
 )
 VISUAL_KINDS = (
     Kind(

@@ -13,17 +13,25 @@ from typing import Any, ClassVar
 
 from lightning.fabric.utilities import move_data_to_device
 
+from subtoken_train.cache.cache import PackedCache
 from subtoken_train.calibrations import CalibratedNumbers, Calibration, CalibrationData
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.corpus import CorpusSource, load_rows, read_blocks
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.engine.prompt_pass import check_states
 from subtoken_train.errors import MAX_COUNT, MAX_SEED, MAX_TOKENS
 from subtoken_train.evaluation.runner.cell import model_inputs, recall_prompts
 from subtoken_train.evaluation.runner.prompt_file import TextPrompts
+from subtoken_train.evictions import build_eviction
+from subtoken_train.evictions.base import Eviction
 from subtoken_train.families.family import Family
 from subtoken_train.families.positions import position_bound
 from subtoken_train.inference.batched import in_batches
+from subtoken_train.inference.compression import Compression, parse_settings
+from subtoken_train.inference.eviction_pass import EvictionPass
+from subtoken_train.inference.layer_packer import LayerPacker
+from subtoken_train.inference.prefill import run_whole
 from subtoken_train.inference.text_prompts import EncodedText, text_batch
 from subtoken_train.types import Batch, Identity, Region
 from subtoken_train.view.method import Method, setting
@@ -105,6 +113,23 @@ def rounded(numbers: Any) -> Any:
 
 
 Batches = Iterable[Batch]
+
+
+def named_method(eviction: str, options: str) -> Eviction:
+    """An eviction with its settings, ``KEY=VALUE`` with commas between them."""
+    each = [option.strip() for option in options.split(",") if option.strip()]
+    return build_eviction(eviction, **parse_settings(eviction, each))
+
+
+def scored_prompts(backbone: CompressedBackbone, compression: Compression, prompts: Batch) -> EvictionPass:
+    """Run prompts and the eviction's second pass; what it scored stands in ``scores``."""
+    compression.check_prompts(prompts)
+    layers = backbone.family.shape.num_layers
+    eviction = EvictionPass(compression, backbone.family, prompts, backbone.reducer, backbone.group_budget)
+    packer = LayerPacker(backbone, compression, PackedCache(layers), prompts.input_ids_BN.shape[1])
+    result = run_whole(backbone, prompts, eviction, packer)
+    check_states(result.hidden_BMD, result.rows.visible_BM, prompts.record_ids)
+    return eviction
 
 
 @dataclass(frozen=True)

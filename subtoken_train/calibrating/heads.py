@@ -1,7 +1,7 @@
-"""Calibrations of heads: HeadKV's and SparseMM's scores, DuoAttention's alphas.
+"""Calibrations of heads: HeadKV's and SparseMM's scores, DuoAttention's alphas, LKV's budgets.
 
 Legend: B batch, N positions or rows, A tokens of an answer, W rows that are looked at, K largest weights, H query
-heads, h key-value heads, L layers, D model width, R labelled rows.
+heads, h key-value heads, L layers, D model width, R labelled rows, or those after a context, C context entries.
 """
 
 import io
@@ -13,13 +13,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from lightning.fabric.utilities import move_data_to_device
 from PIL import Image
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim.lr_scheduler import LambdaLR
 
-from subtoken_train.calibrating.base import Batches, Calibrator, PromptSource, rounded
+from subtoken_train.calibrating.base import Batches, Calibrator, PromptSource, named_method, rounded, scored_prompts
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.image_sources import EncodedImage
 from subtoken_train.datasets.record_format import IMAGE_PLACEHOLDER
@@ -27,18 +28,25 @@ from subtoken_train.datasets.records import Record
 from subtoken_train.datasets.scenes import GRID, PLACES, SPLITS, ask, draw_scene
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.engine.mixed_heads import HeadMix, mixed_hidden
+from subtoken_train.engine.mixed_heads import FadingEntries, HeadMix, mixed_hidden
 from subtoken_train.engine.prompt_pass import Rows, are_finite
 from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, no_numbers
 from subtoken_train.evaluation.picture import check_drawable, visual_grid
+from subtoken_train.evictions.base import Eviction
+from subtoken_train.evictions.budgets import protected_first
 from subtoken_train.evictions.duo_attention import HeadAlphas
+from subtoken_train.evictions.kvzip import FIRST
 from subtoken_train.evictions.snapkv import HeadScores
+from subtoken_train.evictions.wrappers import check_sets_of_heads
 from subtoken_train.families.family import Family
 from subtoken_train.families.load import check_on_one_device
 from subtoken_train.families.positions import position_bound
 from subtoken_train.functional.causal_attention import attention_rows
-from subtoken_train.functional.objective import IGNORE_INDEX, predicting_rows
+from subtoken_train.functional.objective import IGNORE_INDEX, distillation_loss, predicting_rows
 from subtoken_train.inference.batched import in_batches
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.prefill import contexts_of
+from subtoken_train.inference.text_prompts import EncodedText, text_batch
 from subtoken_train.types import Batch, Region, Turn
 from subtoken_train.view.method import setting
 
@@ -304,3 +312,116 @@ def rate_at(step: int, steps: int) -> float:
     """Factor of the learning rate: rises over the first fifth of the steps, falls over the last, a tenth at least."""
     fifth = max(1, steps // 5)
     return min(1.0, max((step + 1) / fifth, 0.1), max((steps - step) / fifth, 0.1))
+
+
+SOFTEST, HARDEST = 0.5, 0.05  # width of the edge between what stays and goes, of the mean budget: first step, last step
+
+
+@dataclass(frozen=True)
+class BudgetCalibrator(Calibrator):
+    """LKV's budgets; see ``Calibrator`` for the other settings, and ``LearnedBudgets`` for what reads them.
+
+    Source: "LKV" (arXiv 2605.06676), of which no code was found: budgets are the softmax of a logit for every layer
+    and head times the total. An entry of place r in its head's order stays by sigmoid((budget - r) / width), whose log
+    joins the attention logits of what follows the context; the edge gets sharper from step to step. The loss is KL(full
+    cache || this) on the last tokens of a context, which are not compressed, and on the context said again. Neither the
+    backbone nor the method's scores change.
+
+    Attributes:
+        eviction: the method whose scores order the entries of a head.
+        eviction_options: its settings, ``KEY=VALUE`` with commas between them.
+        keep: share of the entries that stays while budgets are learned.
+        following: last tokens of a context that are read after it.
+        learning_rate: of Adam, at the first step; it falls to 0.
+    """
+
+    name: ClassVar[str] = "lkv"
+    any_text: ClassVar[bool] = True
+    whole_caches: ClassVar[bool] = True
+    for_images: ClassVar[str] = "prefixkv"
+
+    samples: int = setting(100, 1, MAX_COUNT)
+    batch_size: int = setting(1, 1, MAX_COUNT)
+    context_length: int = setting(256, 2)
+    eviction: str = "kvzip"
+    eviction_options: str = ""
+    keep: float = setting(0.125, 0, 1)
+    following: int = setting(64, 1)
+    learning_rate: float = setting(0.1, 0, 100)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sets_of_heads("lkv", self._method())
+        tokens = self.context_length - self.following
+        if not 1 <= self.keep * tokens < tokens:
+            what = f"one at least of the {tokens} tokens before following={self.following}, and not all"
+            raise ValueError(f"lkv keep={self.keep:g} must leave a head {what}; choose another share")
+
+    def check(self, backbone: CompressedBackbone) -> None:
+        super().check(backbone)
+        check_on_one_device(backbone.model, "lkv's calibration")
+        Compression(self._method(), self.keep).check(backbone.family)
+
+    def _method(self) -> Eviction:
+        return named_method(self.eviction, self.eviction_options)
+
+    @torch.enable_grad()
+    def numbers(self, backbone: CompressedBackbone, batches: Batches) -> HeadScores:
+        family, prompts = backbone.family, self._prompts(backbone.family, batches)
+        use_packed_attention(family.decoder.config)
+        shape = family.shape.num_layers, family.shape.num_kv_heads
+        logit_Lh = torch.zeros(shape, device=family.model.device, requires_grad=True)
+        optimizer, step = torch.optim.Adam([logit_Lh]), 0
+        for step, prompt in enumerate(prompts, 1):
+            left = max(0.0, 1 - (step - 1) / self.samples)
+            optimizer.param_groups[0]["lr"] = self.learning_rate * left
+            loss = self.loss(backbone, prompt, head_shares(logit_Lh), HARDEST * (SOFTEST / HARDEST) ** left)
+            (logit_Lh.grad,) = torch.autograd.grad(loss, logit_Lh)
+            optimizer.step()
+        if not step:
+            raise ValueError("none of the prompts has a context to score; choose other data")
+        if not bool(are_finite(logit_Lh)):
+            raise no_numbers("while its heads were weighed", family.model.dtype)
+        return HeadScores(rounded(head_shares(logit_Lh).tolist()))
+
+    def _prompts(self, family: Family, batches: Batches) -> Iterator[Batch]:
+        """A context but for its last tokens, these, and the context said again: one at a time."""
+        said = family.tokenizer(f"{FIRST}\n", add_special_tokens=False)["input_ids"]
+        for batch in batches:
+            contexts = contexts_of(batch)
+            for ids_N, regions_N in zip(contexts.input_ids_BN, contexts.regions_BN, strict=True):
+                ids = ids_N[regions_N != Region.PADDING].tolist()
+                if (length := len(ids) - self.following) > 0:
+                    yield text_batch(family, [EncodedText((*ids, *said, *ids[:length]), length)])
+
+    def loss(self, backbone: CompressedBackbone, prompt: Batch, share_Lh: Tensor, width: float) -> Tensor:
+        """Divergence from the full cache, mean over the rows after the context."""
+        family, context_N = backbone.family, prompt.regions_BN[0] == Region.CONTEXT
+        place_LhC = places(backbone, prompt, self._method())
+        budget = self.keep * place_LhC.shape[-1]
+        stays_LhC = F.logsigmoid((share_Lh[..., None] * budget - place_LhC - 0.5) / (width * budget))
+        stays_LBhN = stays_LhC.new_zeros(*share_Lh.shape, len(context_N)).masked_scatter(context_N, stays_LhC)[:, None]
+        with torch.no_grad():
+            full_RD = self._later(family, prompt, torch.zeros_like(stays_LBhN))
+        later_RD = self._later(family, prompt, stays_LBhN)
+        return distillation_loss(family.logits(later_RD), family.logits(full_RD), 1.0) / len(later_RD)
+
+    def _later(self, family: Family, prompt: Batch, stays_LBhN: Tensor) -> Tensor:
+        """Last hidden states of the rows after the context, [R, D]."""
+        context_BN = prompt.regions_BN == Region.CONTEXT
+        fading = FadingEntries(context_BN, stays_LBhN, prompt.regions_BN != Region.PADDING)
+        hidden_BND = mixed_hidden(family, family.embed(prompt), family.positions(prompt), fading)
+        return hidden_BND[fading.later_BN]
+
+
+def head_shares(logit_Lh: Tensor) -> Tensor:
+    """Shares of a mean budget, [L, h], whose mean is 1."""
+    return logit_Lh.flatten().softmax(0).view_as(logit_Lh) * logit_Lh.numel()
+
+
+@torch.no_grad()
+def places(backbone: CompressedBackbone, prompt: Batch, method: Eviction) -> Tensor:
+    """Place of each entry of a context in its head's order, best first, [L, h, C]; what is protected comes first."""
+    found = scored_prompts(backbone, Compression(method, 0.5), contexts_of(prompt)).scores
+    score_LhC = torch.stack([protected_first(found[layer])[0] for layer in sorted(found)])
+    return score_LhC.sort(dim=-1, descending=True, stable=True).indices.argsort(-1).float()

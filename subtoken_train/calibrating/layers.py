@@ -6,36 +6,30 @@ prompts, n entries, D model width.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from subtoken_train.cache.cache import PackedCache
-from subtoken_train.calibrating.base import Batches, Calibrator, rounded
+from subtoken_train.calibrating.base import Batches, Calibrator, named_method, rounded, scored_prompts
 from subtoken_train.engine.attention import reading_packed, use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.engine.prompt_pass import Rows, are_finite, check_states
-from subtoken_train.errors import MAX_COUNT, no_numbers
-from subtoken_train.evictions import build_eviction
+from subtoken_train.engine.prompt_pass import Rows
+from subtoken_train.errors import MAX_COUNT
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.h2o import LayerShares, PrefixKV
-from subtoken_train.evictions.kvzip import KVzip, TokenScorers, repeated_context
 from subtoken_train.evictions.queries import HeadDirections, directions, query_moments
 from subtoken_train.evictions.thresholds import WINDOW, ScoredPrompt, ThresholdRecord, mean_threshold, scale_of
-from subtoken_train.inference.compression import Compression, method_record, parse_settings
+from subtoken_train.inference.compression import Compression, method_record
 from subtoken_train.inference.eviction_pass import EvictionPass
-from subtoken_train.inference.layer_packer import LayerPacker
-from subtoken_train.inference.prefill import check_context_first, contexts_of, run_whole
+from subtoken_train.inference.prefill import check_context_first, contexts_of
 from subtoken_train.ledger.kv_budget import mean_deviation
 from subtoken_train.reducers.base import Stage
 from subtoken_train.reducers.staged import Cut, DecoderReducer, PruneSchedules, attention_masses
-from subtoken_train.types import Batch, Protocol, Region, in_compressed_region
+from subtoken_train.types import Batch, Protocol, Region
 from subtoken_train.view.method import setting
-from subtoken_train.view.scores import Scores
-from subtoken_train.view.view import Need, Scope, View
+from subtoken_train.view.view import Scope, View
 
 KEEP = [round(tenth / 10, 1) for tenth in range(1, 10)]
 
@@ -276,121 +270,11 @@ class ThresholdCalibrator(Calibrator):
         return ThresholdRecord(found, self.window, method_record(self._method()), rounded(mean), rounded(deviation))
 
     def _method(self) -> Eviction:
-        options = [each.strip() for each in self.eviction_options.split(",") if each.strip()]
-        return build_eviction(self.eviction, **parse_settings(self.eviction, options))
+        return named_method(self.eviction, self.eviction_options)
 
     def _compression(self) -> Compression:
         return Compression(self._method(), scope=self.scope)
 
     def _scored(self, backbone: CompressedBackbone, batch: Batch) -> list[ScoredPrompt]:
-        compression, family = self._compression(), backbone.family
-        compression.check_prompts(batch)
         prompts = contexts_of(batch) if self.protocol == "context_first" else batch
-        eviction = EvictionPass(compression, family, prompts, backbone.reducer, backbone.group_budget)
-        cache, length = PackedCache(family.shape.num_layers), prompts.input_ids_BN.shape[1]
-        run_whole(backbone, prompts, eviction, LayerPacker(backbone, compression, cache, length))
-        return eviction.scored_prompts(self.window)
-
-
-FAINTEST = -12.0
-NARROWEST = 1e-4  # standard deviation that an input has at least
-
-
-@dataclass(frozen=True)
-class ScorerCalibrator(Calibrator):
-    """KVzap's maps, which foretell KVzip's scores; see ``Calibrator`` for the other settings.
-
-    Source: ``kvzap/train.py`` of kvpress. Contexts run through the model once more; the target of an entry is the log
-    of its score under KVzip (``e**FAINTEST`` at least), the input what its layer projected to queries, keys and values.
-    One linear map a layer by ridge regression on standardised inputs, in closed form over all entries; the map then
-    holds what undoes the standardisation. Two layers and KVzip+'s scores, which the release offers too, gained nothing
-    where they were tried; files of two layers are read.
-
-    Attributes:
-        ridge: penalty on the squares of a map's weights, for each entry.
-    """
-
-    name: ClassVar[str] = "kvzap"
-    any_text: ClassVar[bool] = True
-    whole_caches: ClassVar[bool] = True
-
-    samples: int = setting(16, 1, MAX_COUNT)
-    batch_size: int = setting(1, 1, MAX_COUNT)
-    context_length: int = setting(704, 1)
-    ridge: float = setting(0.1, 0, 1e6)
-
-    @torch.no_grad()
-    def numbers(self, backbone: CompressedBackbone, batches: Batches) -> TokenScorers:
-        use_packed_attention(backbone.family.decoder.config)
-        moments: dict[int, Moments] = {}
-        for batch in batches:
-            for layer, (input_nD, score_nh) in enumerate(kvzip_examples(backbone, contexts_of(batch))):
-                if not bool(are_finite(input_nD) & are_finite(score_nh)):
-                    raise no_numbers("while its entries were scored", backbone.model.dtype)
-                own = Moments.of(input_nD, score_nh)
-                moments[layer] = moments[layer] + own if layer in moments else own
-        if not moments or not moments[0].count:
-            raise ValueError("none of the prompts has a context to score; choose other data")
-        return TokenScorers.of([moments[layer].ridge_map(self.ridge) for layer in sorted(moments)])
-
-
-@dataclass(frozen=True)
-class NotingKVzip(KVzip):
-    """KVzip that notes what every layer read."""
-
-    needs: ClassVar[frozenset[Need]] = KVzip.needs | {"inputs"}
-
-    def score(self, view: View) -> Scores:
-        found = super().score(view)
-        found.notes["input"] = view.input_BND
-        return found
-
-
-def kvzip_examples(backbone: CompressedBackbone, contexts: Batch) -> list[tuple[Tensor, Tensor]]:
-    """Per layer what it read of the contexts' entries, [n, D], and the logs of their scores, [n, h] in fp32."""
-    compression = Compression(NotingKVzip(), 0.5)
-    compression.check(backbone.family)
-    eviction, cache = (
-        EvictionPass(compression, backbone.family, contexts),
-        PackedCache(backbone.family.shape.num_layers),
-    )
-    packer = LayerPacker(backbone, compression, cache, contexts.input_ids_BN.shape[1])
-    result = run_whole(backbone, contexts, eviction, packer)
-    check_states(result.hidden_BMD, result.rows.visible_BM, contexts.record_ids)
-    found = []
-    for layer in sorted(eviction.scores):
-        scores, regions_BM = eviction.scores[layer], eviction.rows[layer].regions_BM
-        marks_BM = repeated_context(regions_BM) & in_compressed_region(regions_BM).any(-1, keepdim=True)
-        scores_nh = scores.scores_BhN.transpose(1, 2)[marks_BM].float()
-        found.append((scores.notes["input"][marks_BM], scores_nh.clamp(min=math.exp(FAINTEST)).log()))
-    return found
-
-
-@dataclass(frozen=True)
-class Moments:
-    """Sums over a layer's entries, fp64: of inputs, then targets, [D + h]; of the inputs' products with these."""
-
-    count: int
-    both_s: Tensor
-    products_Ds: Tensor
-
-    @classmethod
-    def of(cls, input_nD: Tensor, target_nh: Tensor) -> Moments:
-        """Sum up some entries."""
-        inputs = input_nD.double().cpu()
-        both = torch.cat([inputs, target_nh.double().cpu()], 1)
-        return cls(len(both), both.sum(0), inputs.T @ both)
-
-    def __add__(self, other: Moments) -> Moments:
-        count = self.count + other.count
-        return Moments(count, self.both_s + other.both_s, self.products_Ds + other.products_Ds)
-
-    def ridge_map(self, ridge: float) -> list[Tensor]:
-        """Weight [h, D] and bias [h] of the ridge regression on standardised inputs."""
-        width, mean_s = len(self.products_Ds), self.both_s / self.count
-        apart_Ds = self.products_Ds / self.count - mean_s[:width, None] * mean_s
-        deviation_D = apart_Ds[:, :width].diagonal().clamp(min=0).sqrt().clamp(min=NARROWEST)
-        apart_Ds = apart_Ds / deviation_D[:, None]
-        penalised_DD = apart_Ds[:, :width] / deviation_D + ridge * torch.eye(width, dtype=torch.float64)
-        weight_Dh = torch.linalg.lstsq(penalised_DD, apart_Ds[:, width:]).solution / deviation_D[:, None]
-        return [weight_Dh.T.float(), (mean_s[width:] - mean_s[:width] @ weight_Dh).float()]
+        return scored_prompts(backbone, self._compression(), prompts).scored_prompts(self.window)

@@ -25,6 +25,7 @@ HELP = """Measure the numbers that a method needs for a backbone, and write them
   q_filter        where the queries of each head point
   triattention    where the queries of each head lie before their rotary embedding
   kvzap           nets that foretell KVzip's scores from what each layer reads
+  lkv             what share of a budget each head gets: trained, on the scores of a method (language models)
   fitprune        what share of the visual tokens each layer can do with (models that take images)
   threshold       the score that entries must reach so that a mean budget is met
 
@@ -35,16 +36,18 @@ HELP = """Measure the numbers that a method needs for a backbone, and write them
   subtoken-train generate --backbone PATH --eviction kvzip --eviction-keep threshold:kvzip.json ...
 
 A language model is calibrated on randomly drawn recall contexts (--data recall, the default) or, all but duo_attention
-and headkv, on the prompts of --data FILE.jsonl, as generate --prompts reads them, kvzap also on a text of --data
-FILE.txt; a model that takes images on the records of --data FILE, but sparsemm on scenes that it draws. The file is
-valid for the backbone that it names, with any adapter, and for no other.
+and headkv, on the prompts of --data FILE.jsonl, as generate --prompts reads them, kvzap and lkv also on a text of
+--data FILE.txt; a model that takes images on the records of --data FILE, but sparsemm on scenes that it draws. The
+file is valid for the backbone that it names, with any adapter, and for no other.
 
 --option KEY=VALUE takes these options, shown with their defaults:
-  all             samples=10 (duo_attention: 200, kvzap: 16, sparsemm: 50), batch_size=2 (kvzap: 1),
-                  context_length=512 (kvzap: 704), seed=0
+  all             samples=10 (duo_attention: 200, kvzap: 16, lkv: 100, sparsemm: 50), batch_size=2 (kvzap, lkv: 1),
+                  context_length=512 (kvzap: 704, lkv: 256), seed=0
   prefixkv        scope=context, sinks=1, recent=1
   duo_attention   sinks=4, recent=28, learning_rate=0.02, regularisation=0.05
-  kvzap           ridge=0.1
+  kvzap           ridge=0.1, hidden=0 (width between two layers), epochs=15, positions=0 (entries of a batch, 0: all),
+                  targets= (a folder that keeps them)
+  lkv             eviction=kvzip, eviction_options=, keep=0.125, following=64, learning_rate=0.1
   threshold       samples=16, eviction=kvzip, eviction_options= (its settings: KEY=VALUE,KEY=VALUE), keep=0.5,
                   window=128, scope=context, protocol=query_aware"""
 
@@ -53,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("method", metavar="METHOD", help=", ".join(CALIBRATORS))
     parser.add_argument("--adapter", metavar="DIR|ID", help="adapter: folder or Hub id")
     parser.add_argument("--backbone", metavar="PATH", help="a backbone alone; with --adapter: where its backbone is")
-    read = "recall, a .jsonl file of texts, a text (kvzap), or records with images"
+    read = "recall, a .jsonl file of texts, a text (kvzap, lkv), or records with images"
     parser.add_argument("--data", metavar="NAME|FILE", help=read)
     parser.add_argument("--out", required=True, metavar="FILE", help="file to write")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")

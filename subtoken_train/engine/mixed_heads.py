@@ -1,4 +1,4 @@
-"""Heads that mix full and streaming attention (first and recent entries): what DuoAttention learns its alphas through.
+"""Heads that see less, with a gradient to how much: what DuoAttention learns its alphas through, and LKV its budgets.
 
 Legend: B batch, N rows, H query heads, h key-value heads, d head width, L layers, D model width.
 """
@@ -23,7 +23,7 @@ NAME = "subtoken_mixed_heads"
 
 @dataclass
 class HeadMix:
-    """The mixture of a pass's heads."""
+    """The mixture of a pass's heads: of full and streaming attention, which sees first and recent entries."""
 
     alpha_Lh: Tensor  # share of full attention, per layer and key-value head; a gradient flows to it
     sinks: int
@@ -41,6 +41,34 @@ class HeadMix:
         self.full_B1NN = None if bool(self.visible_BN.all()) else full_B1NN
         self.streaming_B1NN = full_B1NN & held_BNN[:, None]
 
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Attention of a layer, [B, H, N, d]."""
+        masks = self.full_B1NN, self.streaming_B1NN
+        full, streaming = (fused_attention(query, key, value, scale, mask) for mask in masks)
+        alpha_H11 = self.alpha_Lh[layer].repeat_interleave(query.shape[1] // key.shape[1])[:, None, None]
+        return alpha_H11.to(full.dtype) * full + (1 - alpha_H11.to(full.dtype)) * streaming
+
+
+@dataclass
+class FadingEntries:
+    """A pass without padding whose rows after the context see its entries as far as these stay."""
+
+    context_BN: Tensor  # in one run
+    stays_LBhN: Tensor  # log of how far an entry stays, in the context; a gradient flows to it
+    visible_BN: Tensor
+    later_BN: Tensor = field(init=False)  # the rows after the context
+
+    def __post_init__(self) -> None:
+        self.later_BN = (self.context_BN.cumsum(-1) == self.context_BN.sum(-1, keepdim=True)) & ~self.context_BN
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Attention of a layer, [B, H, N, d]."""
+        fades_B1NN = (self.later_BN[:, :, None] & self.context_BN[:, None])[:, None]
+        bias_BhNN = torch.where(fades_B1NN, self.stays_LBhN[layer][:, :, None], 0.0)
+        unseen_NN = ~Seen(self.visible_BN).of_rows(0, query.shape[2], query.device)
+        bias_BHNN = bias_BhNN.masked_fill(unseen_NN, -torch.inf).repeat_interleave(query.shape[1] // key.shape[1], 1)
+        return fused_attention(query, key, value, scale, bias_BHNN.to(query.dtype))
+
 
 def _mixed_attention(
     module: nn.Module,
@@ -49,30 +77,25 @@ def _mixed_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    head_mix: HeadMix | None = None,
+    head_mix: HeadMix | FadingEntries | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Transformers' attention interface; [B, H, N, d] queries, [B, h, N, d] keys and values to [B, N, H, d]."""
     assert head_mix is not None
-    shared = query.shape[1] // key.shape[1]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    masks = head_mix.full_B1NN, head_mix.streaming_B1NN
-    full, streaming = (fused_attention(query, key, value, scale, mask) for mask in masks)
     layer: int = module.layer_idx  # type: ignore[assignment]
-    alpha_H11 = head_mix.alpha_Lh[layer].repeat_interleave(shared)[:, None, None].to(full.dtype)
-    mixed = alpha_H11 * full + (1 - alpha_H11) * streaming
-    return mixed.transpose(1, 2).contiguous(), None
+    return head_mix.attend(layer, query, key, value, scale).transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register(NAME, _mixed_attention)
 AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
 
 
-def mixed_hidden(family: Family, embeds_BND: Tensor, position: Tensor, mix: HeadMix) -> Tensor:
+def mixed_hidden(family: Family, embeds_BND: Tensor, position: Tensor, mix: HeadMix | FadingEntries) -> Tensor:
     """Hidden states after the last layer's norm, [B, N, D], of a pass whose heads are mixed; dropout is off."""
     decoder = family.decoder
     if any(family.windows):
-        raise ValueError(f"{decoder.config.model_type} has sliding windows, and alphas are learned over whole contexts")
+        raise ValueError(f"{decoder.config.model_type} has sliding windows, and heads are weighed over whole contexts")
     back = partial(setattr, decoder.config, "_attn_implementation", decoder.config._attn_implementation)
     with undoing(back), evaluation_mode(decoder):
         decoder.config._attn_implementation = NAME

@@ -71,6 +71,7 @@ WRAPPERS: Registry[Wrapper] = Registry(
         "ada": "wrappers:Ada",
         "critical": "wrappers:CriticalKV",
         "chunk": "wrappers:ChunkKV",
+        "lkv": "wrappers:LearnedBudgets",
         "per_layer": "wrappers:PerLayer",
         "pooled": "wrappers:Pooled",
     },

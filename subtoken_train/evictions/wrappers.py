@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from subtoken_train.calibrations import CalibratedNumbers
 from subtoken_train.errors import check_range
-from subtoken_train.evictions.base import Wrapper, keep_best_entries
+from subtoken_train.evictions.base import Eviction, Wrapper, keep_best_entries
 from subtoken_train.evictions.budgets import (
     competing_counts,
     divide_budget,
@@ -22,12 +23,14 @@ from subtoken_train.evictions.budgets import (
     pooled_head_counts,
     protected_first,
 )
+from subtoken_train.evictions.snapkv import HeadScores
 from subtoken_train.ledger.kv_budget import exact
 from subtoken_train.typed import checked
-from subtoken_train.view.method import setting
+from subtoken_train.view.method import Method, setting
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import Need, View
 
+SHARE = "head's share"
 MOST = 1e100  # of a share, so that products with a budget and sums stay finite
 
 
@@ -72,6 +75,63 @@ class PerLayer(Wrapper):
         least_LB = torch.ones_like(budget_LB)
         given_LB = divide_budget(weight_LB, budget_LB.sum(0), least_LB, competing_counts(candidates))
         return self.base.counts(scores, replace(candidates, budget_LB=given_LB.to(budget_LB.device), exact_LB=None))
+
+
+@dataclass(frozen=True)
+class LearnedBudgets(Wrapper):
+    """LKV's budgets: every head of every layer keeps the share of all entries that was learned for it.
+
+    Source: "LKV" (arXiv 2605.06676), its budgets per head alone; no code of it was found. ``subtoken-train calibrate
+    lkv`` learns them for a backbone on the scores of a method. What competes and always stays under the base counts in
+    a head's budget; a head keeps one entry at least, and what it cannot take goes to the others by their shares.
+
+    Attributes:
+        calibration: file of the heads' shares; needed.
+    """
+
+    name: ClassVar[str] = "lkv"
+    across_layers: ClassVar[bool] = True
+    heads_differ: ClassVar[bool] = True
+    calibrates: ClassVar[type[CalibratedNumbers]] = HeadScores
+    calibrated = Method.calibrated  # its own; the base has another or none
+
+    calibration: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sets_of_heads("lkv", self.base)
+
+    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
+        self.read_numbers()
+        super().check_shape(num_layers, num_kv_heads, head_dim)
+
+    def score(self, view: View) -> Scores:
+        """The base's scores; ``notes`` has the heads' shares, [B, h]."""
+        found = self.base.score(view)
+        share_h = torch.tensor(self.read_numbers().score[view.layer], device=found.scores_BhN.device)
+        return replace(found, notes={**found.notes, SHARE: share_h.expand(found.scores_BhN.shape[:2])})
+
+    def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
+        weight_LBh = torch.stack([each.notes[SHARE] for each in scores])
+        layers, batch, heads = weight_LBh.shape
+        most_TB = competing_counts(candidates).repeat_interleave(heads, 0)
+        own = (
+            weight_LBh.mT.reshape(most_TB.shape),
+            candidates.budget_LB.sum(0) * heads,
+            torch.ones_like(most_TB),
+            most_TB,
+        )
+        return divide_budget(*own).view(layers, heads, batch).mT
+
+
+def check_sets_of_heads(name: str, base: Eviction) -> None:
+    """Raise ``ValueError`` where the heads of a layer share one set of entries."""
+    if base.heads_share:
+        kept = f"{base.name} keeps one set for all heads of a layer"
+        raise ValueError(
+            f"{name} divides a budget between heads, and {kept}; put it around a method with a set per head, "
+            "for instance snapkv"
+        )
 
 
 @dataclass(frozen=True)
@@ -255,11 +315,7 @@ class Ada(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.base.heads_share:
-            raise ValueError(
-                f"ada divides a budget between heads, and {self.base.name} keeps one set for all heads of a layer; put "
-                "it around a method with a set per head, for instance snapkv"
-            )
+        check_sets_of_heads("ada", self.base)
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         base = self.base.counts(scores, candidates)

@@ -182,7 +182,8 @@ class Compression:
             needs = "needs an eviction method, for instance eviction='snapkv', or an adapter with gates"
             refuse((self.every is not None, f"eviction_every={self.every} {needs}"))
             return
-        check_calibration(method.calibrated, family)
+        for each in (method, *method.inside):
+            check_calibration(each.calibrated, family)
         check_calibration(None if self.threshold is None else self.threshold.record, family)
         method.check_shape(shape.num_layers, shape.num_kv_heads, shape.head_dim)
         lacks, scope = f"{family.name} sees no images", "use scope 'context' or 'all'"

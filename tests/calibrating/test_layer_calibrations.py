@@ -3,39 +3,28 @@
 import json
 import math
 
-import numpy as np
 import pytest
 import torch
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.calibrating import CALIBRATORS
-from subtoken_train.calibrating.base import calibration_prompts
 from subtoken_train.calibrating.layers import (
-    FAINTEST,
     KEEP,
     BearableCuts,
-    Moments,
     PrefixCalibrator,
-    ScorerCalibrator,
     ThresholdCalibrator,
     bearable,
-    kvzip_examples,
     stopped_at,
 )
 from subtoken_train.calibrations import write_calibration
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.scene_files import write_scenes
-from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evictions.h2o import LayerShares, PrefixKV
-from subtoken_train.evictions.kvzip import KVzip, foretold
 from subtoken_train.inference.compression import Compression, compression_of
-from subtoken_train.inference.eviction_pass import EvictionPass
-from subtoken_train.inference.layer_packer import LayerPacker
-from subtoken_train.inference.prefill import contexts_of, open_prompts, prefill, run_whole
+from subtoken_train.inference.prefill import open_prompts, prefill
 from subtoken_train.ledger.kv_budget import mean_deviation
 from subtoken_train.reducers import build_reducer
-from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates, Scores
 from tests.support.helpers import compress, make_batch, only_sample, random_scores, sharpen
@@ -216,9 +205,9 @@ def test_a_run_keeps_what_is_recorded(backbone, eviction, protocol):
 
 
 @pytest.mark.parametrize("name", ["prefixkv", "threshold", "kvzap"])
-def test_prompts_without_a_context_are_refused(backbone, shallow, name):
+def test_prompts_without_a_context_are_refused(name):
     with pytest.raises(ValueError, match=r"none of the prompts has (anything in scope 'context'|a context to score)"):
-        CALIBRATORS[name]().numbers(shallow if name == "kvzap" else backbone, [text_batch([(0, 5, 0)])])
+        CALIBRATORS[name]().numbers(compress(text_family(layers=2)).eval(), [text_batch([(0, 5, 0)])])
 
 
 def test_a_scope_of_all_needs_no_context_and_a_window_may_not_be_all(backbone):
@@ -232,6 +221,7 @@ def test_a_scope_of_all_needs_no_context_and_a_window_may_not_be_all(backbone):
 REFUSED = [
     ("kvzap", {"ridge": -0.1}, "ridge is -0.1"),
     ("kvzap", {"samples": 0}, "samples is 0"),
+    ("kvzap", {"hidden": -1}, "hidden is -1"),
     ("duo_attention", {"sinks": -1}, "sinks is -1"),
     ("duo_attention", {"learning_rate": -1.0}, "learning_rate is"),
     ("duo_attention", {"regularisation": math.nan}, "regularisation is nan"),
@@ -251,120 +241,3 @@ REFUSED = [
 def test_wrong_settings_are_refused(backbone, name, settings, words):
     with pytest.raises(ValueError, match=words):
         CALIBRATORS[name](**settings).check(backbone)
-
-
-@pytest.fixture(scope="module")
-def shallow():
-    shallow = compress(text_family(layers=2)).eval()
-    use_packed_attention(shallow.family.decoder.config)
-    return shallow
-
-
-def drawn(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def plain_ridge(inputs, targets, ridge):
-    """Weights and bias by numpy's least squares: standardised inputs, and a row of the penalty for each of them."""
-    x, y = inputs.double().numpy(), targets.double().numpy()
-    mean, deviation = x.mean(0), x.std(0)
-    above = (x - mean) / deviation
-    below = np.sqrt(ridge * len(x)) * np.eye(x.shape[1])
-    rows = np.vstack([above, below]), np.vstack([y - y.mean(0), np.zeros((x.shape[1], y.shape[1]))])
-    weight = np.linalg.lstsq(*rows, rcond=None)[0] / deviation[:, None]
-    return weight.T, y.mean(0) - mean @ weight
-
-
-@pytest.mark.parametrize("ridge", [0.0, 0.1, 3.0])
-def test_the_closed_form_is_least_squares(ridge):
-    """Whatever the parts that entries come in, with inputs of unlike sizes and means."""
-    inputs = drawn(80, 6) * torch.tensor([1.0, 100.0, 0.01, 1.0, 3.0, 1.0]) + torch.tensor([0, 1000, 0, -5, 0, 0])
-    targets = inputs @ drawn(6, 2, seed=1) + drawn(80, 2, seed=2)
-    weight, bias = plain_ridge(inputs, targets, ridge)
-    for parts in ([80], [1, 30, 0, 49]):
-        first, *others = map(Moments.of, inputs.split(parts), targets.split(parts))
-        found, offset = sum(others, first).ridge_map(ridge)
-        assert np.allclose(found.numpy(), weight, rtol=1e-4, atol=1e-6 * np.abs(weight).max())
-        assert np.allclose(offset.numpy(), bias, rtol=1e-3, atol=1e-3)
-
-
-def test_fewer_entries_than_inputs_and_one_that_never_changes():
-    inputs = drawn(5, 9)
-    inputs[:, 4] = 2.0
-    assert all(bool(part.isfinite().all()) for part in Moments.of(inputs, drawn(5, 1, seed=1)).ridge_map(0.1))
-
-
-@torch.no_grad()
-def test_examples_are_what_layers_read_and_the_logs_of_kvzip_s_scores(shallow):
-    """Of the contexts alone: padding, the question and a prompt without a context count for nothing."""
-    family, batch = (
-        shallow.family,
-        text_batch([(20, 4, 0), (0, 5, 0), (9, 3, 0)], pad_left=True, seed=4),
-    )
-    contexts = contexts_of(batch)
-    found = kvzip_examples(shallow, contexts)
-    inputs = {}
-    hooks = [
-        family.decoder.layers[layer].self_attn.register_forward_pre_hook(
-            lambda module, args, kwargs, layer=layer: inputs.update(
-                {layer: inputs.get(layer, kwargs["hidden_states"])}
-            ),
-            with_kwargs=True,
-        )
-        for layer in range(2)
-    ]
-    compression = Compression(KVzip(), 0.5)
-    eviction = EvictionPass(compression, family, contexts)
-    run_whole(
-        shallow,
-        contexts,
-        eviction,
-        LayerPacker(shallow, compression, PackedCache(2), 20),
-    )
-    for hook in hooks:
-        hook.remove()
-    marks = contexts.regions_BN == Region.CONTEXT
-    assert marks.sum().item() == 29
-    for layer, (x, y) in enumerate(found):
-        assert torch.equal(x, inputs[layer][marks])
-        scores = eviction.scores[layer].scores_BhN.transpose(1, 2)[marks]
-        assert torch.allclose(y, scores.log().clamp(min=FAINTEST), atol=1e-6)
-        assert y.dtype == torch.float32
-
-
-def test_a_calibrated_method_ranks_as_kvzip_does_what_it_learned_from(shallow):
-    batches = [contexts_of(text_batch([(40, 2, 0), (30, 2, 0)], pad_left=True, seed=seed)) for seed in range(4)]
-    nets = ScorerCalibrator(ridge=1e-3).numbers(shallow, batches).nets
-    with torch.no_grad():
-        examples = [kvzip_examples(shallow, batch) for batch in batches]
-    for layer, net in enumerate(nets):
-        inputs, targets = (torch.cat([each[layer][part] for each in examples]) for part in (0, 1))
-        found = foretold(net, inputs[None])[0].T
-        assert float(torch.corrcoef(torch.stack([found.flatten(), targets.flatten()]))[0, 1]) > 0.6  # random models
-
-
-def test_any_text_serves(shallow, tmp_path):
-    text = ROOT / "data/samples/long.txt"
-    source = calibration_prompts(shallow.family, str(text), 3, 2, 50, 0, False, any_text=True)
-    batches = list(source.batches)
-    assert (source.name, len(source.sha256)) == ("long.txt", 64)
-    assert [len(batch.record_ids) for batch in batches] == [2, 1]
-    ids = shallow.family.tokenizer(text.read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"]
-    contexts = torch.cat([contexts_of(batch).input_ids_BN for batch in batches])
-    assert contexts.shape == (3, 50)
-    body = contexts[:, 1:] if shallow.family.tokenizer.bos_token_id is not None else contexts
-    assert body.flatten().tolist() == ids[: body.numel()]
-    with pytest.raises(ValueError, match="is calibrated on 'recall'; leave it out"):
-        calibration_prompts(shallow.family, str(text), 3, 2, 50, 0, False)
-    with pytest.raises(ValueError, match=r"data 'nowhere.txt' is neither 'recall' nor a file; check the path"):
-        calibration_prompts(shallow.family, "nowhere.txt", 3, 2, 50, 0, False, any_text=True)
-    short = tmp_path / "short.txt"
-    short.write_text("two words")
-    with pytest.raises(ValueError, match="fewer than one block"):
-        list(calibration_prompts(shallow.family, str(short), 3, 2, 50, 0, False, any_text=True).batches)
-
-
-def test_routers_are_refused():
-    family = text_family(layers=2)
-    with pytest.raises(ValueError, match="kvzap is calibrated on whole caches; use the backbone"):
-        ScorerCalibrator().check(compress(family, RoutingConfig("linear", num_groups=8, kept_groups=3)))

@@ -84,6 +84,16 @@ def test_images_from_a_file(tmp_path, capsys):
     assert json.loads(out.read_text()) == content  # a refusal leaves what was there
 
 
+def test_budgets_of_heads_are_learned_on_a_text_and_read_by_a_wrapper(tmp_path, capsys):
+    out, tiny = tmp_path / "lkv.json", ["--backbone", TINY]
+    few = options("samples=2", "context_length=60", "following=20", "keep=0.3", "eviction=knorm")
+    words = ["calibrate", "lkv", *tiny, "--data", ROOT / "data/samples/long.txt", "--out", out]
+    assert "score of every head, a line per layer" in printed(capsys, *words, *few)
+    prompt = ["--prompt", "Code baran amber falcon. " * 20, "--max-new-tokens", "1"]
+    assert "lkv(knorm) 0.25" in printed(capsys, "generate", *tiny, *prompt, *evicting("lkv(knorm)", "0.25", out))
+    assert "lkv keep=0.001 must leave a head" in refused(capsys, *words, "--overwrite", *options("keep=0.001"))
+
+
 def test_heads_of_pictures_are_found_on_scenes_that_are_drawn(tmp_path, capsys):
     llava, out = ["--backbone", LLAVA], tmp_path / "heads.json"
     said = printed(capsys, "calibrate", "sparsemm", *llava, "--option", "samples=2", "--out", out)

@@ -163,7 +163,14 @@ SETTINGS = {
     "lagkv": {"sinks": 1, "lag": 4},
     "simlayerkv": {"sinks": 1, "recent": 3},
 }
-CHAINS = ["ada(critical(knorm))", "ada(pyramidkv)", "chunk(knorm)", "chunk(pyramidkv)", "per_layer(ada(vl_cache))"]
+CHAINS = [
+    "ada(critical(knorm))",
+    "ada(pyramidkv)",
+    "chunk(knorm)",
+    "chunk(pyramidkv)",
+    "per_layer(ada(vl_cache))",
+    "lkv(knorm)",
+]
 METHODS = [name for name in EVICTIONS if name != "quest_steps"] + CHAINS + ["chunk(snapkv)", "critical(h2o)"]
 LENGTHS = (1, 2, 3, 5, 7, 16, 17, 31, 64, 65, 127, 199)
 KEEP = (0.004, 0.125, 0.3, 0.5, 0.99)

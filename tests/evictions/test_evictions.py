@@ -47,6 +47,7 @@ SETTINGS = {
 CHAINS = [
     *("ada(snapkv)", "ada(critical(knorm))", "ada(pyramidkv)", "ada(h2o)", "critical(h2o)", "critical(tgv_kv)"),
     *("chunk(snapkv)", "chunk(critical(knorm))", "per_layer(aircache)", "per_layer(ada(vl_cache))", "pooled(h2o)"),
+    *("lkv(snapkv)", "lkv(kvzap)"),
 ]
 """Wrappers around some of them."""
 

@@ -211,7 +211,7 @@ def context_view(prompts, pad="right", seed=0, layer=0, dtype=torch.float32, kv_
     )  # fmt: skip
 
 
-NEEDED = ("kvzap", "headkv", "sparsemm")
+NEEDED = ("kvzap", "headkv", "sparsemm", "lkv")
 
 
 def drawn_nets(layers: int, heads: int, width: int, hidden: int = 0, seed: int = 0) -> TokenScorers:
@@ -247,18 +247,19 @@ def _written(
 
 
 def settings_for(notation: str, family: Family | None = None, hidden: int = 0) -> dict[str, Any]:
-    method = notation_names(notation)[-1]
-    if method not in (*NEEDED, "triattention"):
-        return {"window": 1} if method == "rkv" else {}  # fits any budget
+    methods = [name for name in notation_names(notation) if name in (*NEEDED, "triattention")]
+    if notation_names(notation)[-1] == "rkv":
+        return {"window": 1}  # fits any budget
     if family is None:
         made_on, sizes = (NOBODY.path, NOBODY.model_type, NOBODY.digest), (LAYERS, KV_HEADS, MODEL)
     else:
         made_on = ("random", str(family.model.config.model_type), shapes_digest(family))
         sizes = family.shape.num_layers, family.shape.num_kv_heads, family.hidden_size
-    if method == "triattention":
+    if "triattention" in methods:
         heads = HEADS if family is None else family.decoder.config.num_attention_heads
         sizes = sizes[0], heads, WIDTH if family is None else family.shape.head_dim
-    return {"calibration": _written(method, *made_on, *sizes, hidden)}
+    files = {method: _written(method, *made_on, *sizes, hidden) for method in methods}
+    return {f"{method}." * (len(files) > 1) + "calibration": file for method, file in files.items()}
 
 
 NOBODY = Identity("nowhere/model", None, "llama", "0" * 64)

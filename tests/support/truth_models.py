@@ -144,7 +144,7 @@ class Emptied(SharedSet):
 
 CHAINS = {
     "ada(knorm)": {}, "ada(critical(h2o))": {"recent_share": 0.25}, "chunk(snapkv)": {"length": 2, "window": 2},
-    "per_layer(ada(random))": {"shares": (3, 1, 2, 2)}, "pooled(knorm)": {},
+    "per_layer(ada(random))": {"shares": (3, 1, 2, 2)}, "pooled(knorm)": {}, "lkv(knorm)": {},
 }  # fmt: skip
 """Wrappers, with settings that leave them a choice in short prompts: heads, entries in runs, and layers differ."""
 SHORT = {

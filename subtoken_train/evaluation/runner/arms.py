@@ -137,7 +137,7 @@ def describe_arm(spec: ArmSpec, pool: ModelPool) -> Arm:
     method = compression.eviction
     known = compression.share if method and not method.reads else None
     nominal = backbone.promised_fraction([tokens], spec.key_channels, compression.key_axes)
-    files = [each.calibrated for each in (reducer, method) if each is not None]
+    files = [each.calibrated for each in (reducer, *(() if method is None else (method, *method.inside)))]
     files += [] if compression.threshold is None else [compression.threshold.record]
     places = {"in": reducer.acts or routing is not None, "after": compression.label != "-"}
     acts = f"{' and '.join(word for word, there in places.items() if there)} prefill" if any(places.values()) else "-"
