@@ -188,21 +188,6 @@ def test_an_arm_has_one_look_of_its_own_and_curves_one_colour(folder):
 
 
 @pytest.mark.slow
-def test_what_compression_could_not_change_is_grey(folder):
-    late = facts("late", 0.25, acts="after prefill", eviction="snapkv 0.25", anchor="anchor")
-    write_run(folder, late, "pope", answers(range(40)), new_tokens=1)
-    report = make_report([folder])
-    series = pages.series_of(report)
-    points = pages.difference_chart(report.tables[0], "pope", series)
-    assert [line.get_xdata()[0] for line in points.axes[0].lines if line.get_color() == pages.MOOT] == [50]
-    curves = pages.curve_chart(report.curves, series)
-    assert any(line.get_color() == pages.MOOT for line in curves.axes[0].lines)
-    for figure in (points, curves):
-        assert pages.MOOT_WORDS in words_of(figure)
-        assert clipped_texts(figure) == []
-
-
-@pytest.mark.slow
 def test_names_are_whole_text(report):
     names = [LONG, "$\\frac{<b>}$", "<script>alert(1)</script>", "\x07\ud800 & co", "名前"]
     pairs = zip(pages.series_of(report).items(), names, strict=True)

@@ -136,21 +136,6 @@ def test_what_is_stored_in_full_and_read_in_part_says_so(vlm_adapter, questions,
     assert 0 < record["unread_bytes"] < record["kv_bytes"]
 
 
-@pytest.mark.slow
-def test_evaluate_compresses_and_takes_a_backbone_alone(vlm_adapter, questions, tmp_path, capsys, dummy_evictions):
-    backbone = vlm_adapter.parent / "backbone"
-    shared = ["--data", questions, "--limit", "6", "--eviction", "first_visual", "--scope", "visual"]
-    shared += ["--eviction-keep", "8tokens", "--eviction-option", "window=2", "--kv-dtype", "int8"]
-    alone = ["--backbone", backbone, "--reducer", "fastv", "--keep-ratio", "0.5"]
-    printed, record = evaluated(capsys, tmp_path / "out.json", *shared, *alone)
-    for words in ("32/64", "first_visual 8 tokens int8", f"backbone: {backbone}"):
-        assert words in printed
-    assert (record["arm"], record["eviction"]) == ("backbone", "first_visual 8 tokens int8")
-    assert record["realised_kv"] == 8 / 64
-    moved = ["--adapter", vlm_adapter, "--backbone", backbone]
-    assert "S4K1 linear" in evaluated(capsys, tmp_path / "other.json", *shared, *moved)[0]
-
-
 RUN = {
     "visual_tokens": "16/64", "groups": "S16K4 linear", "eviction": "-", "nominal_kv": 0.15625, "realised_kv": 0.15625,
     "kv_bytes": 25, "dense_kv_bytes": 100, "data": "dev.json", "data_sha256": "ab",
