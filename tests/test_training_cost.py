@@ -2,8 +2,6 @@
 
 import importlib
 import json
-import os
-import sys
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -110,12 +108,3 @@ def test_a_unit_runs_and_states_its_goals(name):
     for goal in found["goals"]:
         assert set(goal) == {"what", "value", "bound", "met"}
         assert goal["value"] >= 0
-
-
-def dies():
-    print("bad address", file=sys.stderr, flush=True)
-    os.abort()
-
-
-def leaves():
-    os._exit(0)
