@@ -58,27 +58,6 @@ def test_listed_arms_are_recipes():
     assert {arm.recipe for listed in LISTS for arm in listed.arms.values()} <= {path.stem for path in run_recipes()}
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("arms: {a: x}", "must have the keys arms and differences"),
-        ("arms: {a: x}\ndifferences: []\nstep: 3", "unknown key 'step'"),
-        ("arms: {a: {recipe: x}}\ndifferences: []", "arms: a: words is missing"),
-        ("arms: {a: {words: x, adapter_of: b}}\ndifferences: []", "a takes the adapter of b, which no arm trains"),
-        ("arms: {a: {words: x, adapter_of: a}}\ndifferences: []", "a takes the adapter of a, which no arm trains"),
-        ("arms: {a: x}\ndifferences: []\nquestions: {split: train, seed: 0, count: 1}", "split"),
-        ("arms: {a: x}\ndifferences: [[a]]", "a pair of arms"),
-        ("- a", "must have the keys"),
-        ("arms: {a: x}\ndifferences: [[a, b], [c, a]]", "compares b, c, which its arms do not list"),
-    ],
-)
-def test_wrong_lists(tmp_path, content, words):
-    path = tmp_path / "list.yaml"
-    path.write_text(content)
-    with pytest.raises(ValueError, match=words):
-        read_comparison(path)
-
-
 FIRST, SECOND = plain_arm("first", "one"), plain_arm("second", "two")
 
 

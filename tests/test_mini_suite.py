@@ -2,14 +2,11 @@
 
 from xml.etree import ElementTree
 
-import pytest
-
 from benchmarks import mini_suite, pruners_scenes
 from subtoken_train.evaluation.reporting.exports import frame_csv
 from subtoken_train.evaluation.runner.arms import arm_name
 from subtoken_train.evaluation.runner.spec import suite
 from tests.support.places import shown
-from tests.support.report_results import clipped_texts
 
 
 def test_the_page_shows_the_committed_figures():
@@ -41,12 +38,3 @@ def test_the_picture_is_drawn_from_the_committed_csv():
     assert text == pruners_scenes.drawing()
     words = " ".join(ElementTree.fromstring(text).itertext())
     assert all(name in words for name, _ in pruners_scenes.means() if name != pruners_scenes.WHOLE)
-
-
-def test_its_bars_are_the_means():
-    drawn = pruners_scenes.figure()
-    assert clipped_texts(drawn) == []
-    heights = sorted(bar.get_height() for bar in drawn.axes[0].patches)
-    assert heights == pytest.approx(
-        sorted(mean for (name, _), mean in pruners_scenes.means().items() if name != pruners_scenes.WHOLE)
-    )

@@ -2,9 +2,6 @@
 
 import importlib
 import json
-import os
-import sys
-import time
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +10,6 @@ import pytest
 import torch
 
 from benchmarks import gpu_sizes, gpu_suite, gpu_units, peer_side, peers, training_arms, training_cases
-from benchmarks.workers import Worker
 from checkpoints.tiny_llava import build_model
 from subtoken_train.engine.build import assemble
 from subtoken_train.functional.objective import answer_loss, predicting_rows
@@ -76,47 +72,6 @@ def test_what_was_recorded_keeps_the_promises(cost):
         assert all(memory <= (1.15 if tiny else 1.05) for memory in row["memory_ratio"].values())
 
 
-FAKE = """
-import json, sys
-name, = sys.argv[1:]
-print(json.dumps({"fake": name}), flush=True)
-for line in sys.stdin:
-    asked = json.loads(line)
-    if asked["do"] == "fill":
-        answer = {"seconds": 1.0 + (name == "kvpress") + (asked["method"] != "none"), "bytes": 4}
-    elif asked["do"] == "decode":
-        answer = 0.001 if name == "ours" else 0.002
-    else:
-        answer = [1.0, 2.0 if name == "ours" else 2.5]
-    print(json.dumps(answer), flush=True)
-"""
-
-
-@pytest.fixture
-def sides():
-    """Two workers without a library."""
-    workers = {name: Worker(sys.executable, "-c", FAKE, name) for name in ("ours", "kvpress")}
-    yield workers
-    for worker in workers.values():
-        worker.close()
-
-
-def test_rows_pair_the_rounds_and_name_what_one_side_cannot(sides):
-    rows = {row["method"]: row for row in peers.measure(sides, 32768, 2, peers.able(32768, 2**30))}
-    assert list(rows) == list(peers.METHODS)
-    snapkv, alone = rows["snapkv"], rows["kvcompose"]
-    assert snapkv["pass_ratio"] == (2 / 3,) * 3
-    assert snapkv["step_ratio"] == (0.5,) * 3
-    assert snapkv["adds_seconds"] == {"ours": (1.0,) * 3, "kvpress": (1.0,) * 3}
-    assert snapkv["logits_apart"] == 0.5
-    assert rows["none"]["adds_seconds"]["ours"] == (0.0,) * 3
-    assert set(alone["bytes"]) == {"ours"}
-    assert alone["pass_ratio"] is alone["step_ratio"] is alone["logits_apart"] is None
-    lines = peers.table({"rows": list(rows.values())}).splitlines()
-    assert len({line.count("|") for line in lines}) == 1
-    assert "| 0.50 [0.50, 0.50] | 0.67 [0.67, 0.67] |" in lines[3]
-
-
 def test_our_side_answers_as_the_protocol_says(tmp_path, monkeypatch):
     """Every method: a step leaves the cache as it was, half of the entries or key channels are not held."""
     small = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 16}
@@ -153,61 +108,3 @@ def test_a_unit_runs_and_states_its_goals(name):
     for goal in found["goals"]:
         assert set(goal) == {"what", "value", "bound", "met"}
         assert goal["value"] >= 0
-
-
-def test_what_fails_is_recorded_and_the_others_go_on(tmp_path, capsys):
-    path, written = tmp_path / "record.json", []
-
-    def measure(name):
-        written.append(json.loads(path.read_text())["units"] if path.exists() else {})
-        if name == "b":
-            return gpu_suite.failed("RuntimeError", "first line\nno memory")
-        return {"goals": [gpu_units.goal(name, 1.0, 2.0 if name == "a" else 0.5)]}
-
-    gpu_suite.suite(["a", "b", "c"], measure, {"units": {}}, path)
-    assert [list(units) for units in written] == [[], ["a"], ["a", "b"]]  # after every unit
-    assert json.loads(path.read_text())["summary"] == {"met": 1, "not_met": ["c"], "failed": ["b"]}
-    said = capsys.readouterr().out.splitlines()
-    assert [line.rpartition(": ")[2] for line in said] == ["met", "no memory", "NOT MET"]
-    assert "RuntimeError" in said[1]
-    gpu_suite.suite(["a"], pytest.fail, record := {"units": {"a": {"goals": []}}}, path)  # it has ended before
-    assert record["summary"] == {"met": 0, "not_met": [], "failed": []}
-
-
-def dies():
-    print("bad address", file=sys.stderr, flush=True)
-    os.abort()
-
-
-def hangs():
-    time.sleep(60)
-
-
-def leaves():
-    os._exit(0)
-
-
-@pytest.mark.parametrize(
-    ("work", "limit", "kind"), [(dies, 60, "exit code -6"), (hangs, 0.2, "TimeoutExpired"), (leaves, 60, "exit code 0")]
-)
-def test_a_process_that_dies_hangs_or_says_nothing(work, limit, kind):
-    found = gpu_suite.isolated(work, limit)
-    assert found["error"]["type"] == kind
-    assert ("bad address" in found["error"]["message"]) is (work is dies)
-
-
-def test_a_unit_runs_in_a_process_of_its_own(tmp_path, capsys):
-    out = tmp_path / "record.json"
-    assert gpu_suite.main(["--device", "cpu", "--quick", "--units", "share", "--out", str(out)]) == 0
-    (name,) = json.loads(out.read_text())["units"]
-    assert name == "share/128"
-    assert "0 units failed" in capsys.readouterr().out
-
-
-def test_a_stopped_run_goes_on_by_the_same_sources(tmp_path):
-    path, header = tmp_path / "record.json", gpu_suite.header("cpu", quick=True)
-    units = {"a": {"goals": []}, "b": gpu_suite.failed("RuntimeError", "no")}
-    assert gpu_suite.ended(path, header) == {}
-    path.write_text(json.dumps({**header, "units": units}))
-    assert list(gpu_suite.ended(path, header)) == ["a"]
-    assert gpu_suite.ended(path, {**header, "sources": "others"}) == {}

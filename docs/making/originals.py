@@ -24,13 +24,10 @@ def beside_original(name: str) -> str:
     rows = _rows().get(name, [])
     if not rows:
         return "There are no recorded outputs of an original to compare with."
-    derived = sum(case.startswith("derived") for case, _ in rows)
     chosen = [value for case, value in rows if "differ" in case or "counts" in case]
     missed = [value for case, value in rows if "misses" in case]
     numbers = [value for case, value in rows if not any(word in case for word in _COUNTED)]
     compared = f"{len(rows)} recorded case{'s' if len(rows) > 1 else ''}"
-    if derived:
-        compared += f", {'all' if derived == len(rows) else derived} of formulas that are a reconstruction"
     said = [f"Beside the original ({compared}):"]
     parts = []
     if chosen:

@@ -1,6 +1,5 @@
 """The paper's protocols: prompts, arms, departures and printed figures."""
 
-import json
 import re
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 from subtoken_train.benchmarking import paper_protocols as paper
 from subtoken_train.benchmarking.comparison import ROUTED, TOKEN_ONLY, Subject
 from subtoken_train.benchmarking.synthetic_prompts import Shrink, prompt_parts
-from subtoken_train.cli.main import main
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import layout_family
 from subtoken_train.inference.compression import Compression
@@ -130,24 +128,3 @@ def test_the_arms_and_their_bytes(monkeypatch):
     assert len(lines) == 1 + len(ARMS)
     assert lines[1].endswith("14.791")
     assert lines[3].split()[-1] != "13.985"  # no figure of a routed arm is printed
-
-
-@pytest.mark.slow
-def test_the_command_says_what_is_scaled(tmp_path, capsys):
-    out = tmp_path / "memory.json"
-    words = ["benchmark", "--model", LLAMA, "--random", "--layers", "1", "--peak-memory", "--device", "cpu"]
-    assert main([*words, "--out", str(out)]) == 0
-    record, said = json.loads(out.read_text()), capsys.readouterr().out
-    assert list(record["rows"][0]["arms"]) == ARMS
-    assert record["departures"][0] == "layers 1 instead of 32"
-    assert "peak memory of the paper's appendix C.1, scaled: layers 1 instead of 32" in said
-    assert "14.791" in said
-
-
-def test_what_the_protocol_says_itself_is_refused(capsys):
-    for extra, words in (
-        (["--table8"], "--table8 and --peak-memory are protocols of their own"),
-        (["--pairs", "9"], "--pairs is set by --peak-memory"),
-    ):
-        assert main(["benchmark", "--model", LLAMA, "--random", "--peak-memory", *extra]) == 2
-        assert words in capsys.readouterr().err

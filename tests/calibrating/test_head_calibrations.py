@@ -216,17 +216,6 @@ def test_the_backbone_does_not_change(family):
     assert (found.sinks, found.recent) == (1, 6)
 
 
-@pytest.mark.slow
-def test_a_head_whose_output_nobody_reads_is_let_go_and_others_are_held(family):
-    """Key-value head 1 of layer 0 writes nothing; the rest matter, with no price on alpha they stay at 1."""
-    with torch.no_grad():
-        family.decoder.layers[0].self_attn.o_proj.weight[:, 32:] = 0
-    batches = [text_batch(RECALLED, seed=seed) for seed in range(60)]
-    found = short(samples=120, learning_rate=0.05, regularisation=0.01).numbers(backbone_of(family), batches)
-    assert found.alpha[0][1] < 0.05
-    assert found.alpha[0][0] > 0.5
-
-
 def test_a_reduced_cache_is_refused(family):
     backbone = backbone_of(family, name="quest", keep_ratio=0.5, page_size=4, window=4)
     with pytest.raises(ValueError, match="calibrated on whole caches"):

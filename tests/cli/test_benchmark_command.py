@@ -119,6 +119,8 @@ REFUSED = {
     "table8 of a text": (["--model", TINY_LLAMA, "--table8"], "--table8 is about a prompt with an image"),
     "table8 of lengths": (["--model", TINY_LLAVA, "--table8", "--lengths", "99"], "--lengths is set by --table8"),
     "table8 of rounded values": (["--model", TINY_LLAVA, "--table8", "--kv-dtype", "int8"], "--kv-dtype is set by"),
+    "two protocols": (["--model", TINY_LLAMA, "--table8", "--peak-memory"], "are protocols of their own"),
+    "a protocol's pairs": (["--model", TINY_LLAMA, "--peak-memory", "--pairs", "9"], "--pairs is set by --peak-memory"),
     "nothing": ([], "give one of --adapter DIR, --config RECIPE and --model PATH; got none"),
     "two models": (["--adapter", VLM, "--model", TINY_LLAVA], "got --adapter and --model"),
     "an adapter as a backbone": (["--model", VLM], "is an adapter; write --adapter"),

@@ -7,7 +7,6 @@ import torch
 
 from checkpoints.tiny_llama import build_model, build_tokenizer
 from subtoken_train import SubTokenModel
-from subtoken_train.calibrating.base import calibration_prompts
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.scene_files import write_scenes
 from subtoken_train.evictions import build_eviction
@@ -187,19 +186,6 @@ def test_a_copy_on_axes_answers_alike_and_says_whose_axes_it_has(turned):
     assert len(config["value_axes"]) == 64
     assert "value_axes" not in json.loads((TINY / "config.json").read_text())
     assert (turned / "tokenizer.json").exists()
-
-
-@torch.no_grad()
-def test_half_of_the_copy_s_value_groups_lose_less(turned):
-    """Of the states that questions about recall contexts end with."""
-    lost = {}
-    for path in (TINY, turned):
-        whole = SubTokenModel.from_pretrained(path).backbone
-        half = SubTokenModel.from_pretrained(path, groups=(16, 8)).backbone
-        batch = next(calibration_prompts(whole.family, None, 8, 8, 256, 7, answers=False).batches)
-        expected, found = (each.run(batch, pad_left=True).hidden_BMD[:, -1] for each in (whole, half))
-        lost[path] = float((found - expected).norm() / expected.norm())
-    assert 0 < lost[turned] < 0.7 * lost[TINY]
 
 
 def test_what_axes_refuses(tmp_path, capsys, turned):

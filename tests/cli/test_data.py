@@ -192,16 +192,6 @@ def test_a_part_of_a_set(tmp_path, capsys):
     assert out.splitlines()[-1] == "enough for a limit of 2: 2 samples"
 
 
-def test_a_limit_asks_for_no_other_images(questions, capsys):
-    with (questions / "questions.jsonl").open("a") as file:
-        file.write(json.dumps(LINE | {"id": 9, "image": "gone.png"}) + "\n")
-    argv = ["data", "local", "--root", questions, "--limit"]
-    printed(capsys, *argv, 3, silent=True)
-    assert "1 of 2 images are missing" in refused(capsys, *argv, 4, reports=True)
-    (questions / "a.png").unlink()
-    assert "1 of 1 images are missing" in refused(capsys, *argv, 3, reports=True)
-
-
 def test_texts_made_on_the_spot_need_no_folder(capsys):
     out = printed(
         capsys, "data", "ruler_synthetic", "--option", "tasks=[fwe]", "--option", "samples_per_task=2", silent=True

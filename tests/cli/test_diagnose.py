@@ -9,7 +9,6 @@ import torch
 from checkpoints.tiny_llama import build_model, build_tokenizer
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.scene_files import write_scenes
-from subtoken_train.evaluation.runner.dry_run import planned_adapter
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from tests.support.commands import refused
@@ -72,28 +71,6 @@ def test_a_language_model_reads_english(language_model, tmp_path, capsys):
     assert sum(int(groups) * int(tokens) for _, groups, tokens, _ in histogram) == 3 * 2 * 128
     argv = ["diagnose", "--adapter", language_model, "--data", "x.json", "--out", tmp_path / "b"]
     assert "--data x.json has prompts with images, but a language model reads text" in refused(capsys, *argv)
-
-
-@pytest.mark.slow
-def test_figure_1_as_its_recipe_has_it(tmp_path, capsys):
-    """Both panels of every context token: K_j from 0 to S = 4 at a mean of exactly 1.0, and one rank for each token."""
-    planned, printed = (planned_adapter(f"runs/{model}_none100_s4k1/adapter") for model in ("tinylm", "llama7b"))
-    assert (planned.reducer, planned.routing) == (printed.reducer, printed.routing)
-    assert not planned.reducer.acts
-    out = tmp_path / "out"
-    adapter = on_tiny_llama(tmp_path, planned.reducer, planned.routing)
-    assert main(["diagnose", "--adapter", adapter, "--limit", "2", "--out", str(out)]) == 0
-    histogram = [line.split(",") for line in (out / "figure1a.csv").read_text().splitlines()[1:]]
-    per_layer = {layer: [int(row[2]) for row in histogram if row[0] == layer] for layer in ("0", "1")}
-    for tokens in per_layer.values():
-        assert len(tokens) == 5
-        assert sum(tokens) == sum(groups * count for groups, count in enumerate(tokens)) == 2 * 512
-        assert tokens[0] > 0  # some tokens keep nothing, as in the paper
-    ranks = [line.split(",") for line in (out / "figure1b.csv").read_text().splitlines()[1:]]
-    relevance = [float(row[2]) for row in ranks]
-    assert [int(row[1]) for row in ranks] == [2 * 2] * 512  # prompts x layers
-    assert relevance == sorted(relevance, reverse=True)
-    assert sum(float(row[3]) for row in ranks) == pytest.approx(512, rel=1e-4)
 
 
 EVICTION_FILES = ["eviction.png", "eviction_layers.csv", "eviction_prompts.csv"]

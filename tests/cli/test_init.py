@@ -1,11 +1,7 @@
 """``subtoken-train init``: what it writes of images, conversations and texts; its commands, pasted by a newcomer."""
 
 import json
-import os
 import re
-import shlex
-import subprocess
-import sys
 
 import pytest
 import yaml
@@ -245,43 +241,3 @@ def test_a_system_text_that_is_not_learnt_is_judged_by_how_the_backbone_learns(t
     assert "a message is not to be learnt" in refused(
         capsys, "check", *recipe, "--model.backbone.path=checkpoints/tiny-llama", reports=True
     )
-
-
-@pytest.fixture
-def say(tmp_path):
-    """Runs a command line in an empty folder; what it printed."""
-
-    def run(line: str, *more: str) -> str:
-        words = [sys.executable, "-m", "subtoken_train", *shlex.split(line)[1:], *more]
-        settings = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        env = os.environ | settings
-        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{line}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
-        assert "Traceback" not in done.stderr
-        return done.stdout
-
-    return run
-
-
-def following(text: str) -> list[str]:
-    """The commands below ``what follows``; a prompt may have lines."""
-    return text.partition("what follows:\n  ")[2].rstrip().split("\n  subtoken-train ")
-
-
-def walk(say, folder: str) -> dict[str, str]:
-    """What the commands say, each fit for four steps; by the command and a number where there are two."""
-    said = {}
-    for number, line in enumerate(following(say(f"subtoken-train init {folder}"))):
-        name = line.removeprefix("subtoken-train ").split()[0]
-        few = ["--trainer.max_steps=4", "--trainer.val_check_interval=2"] if name == "fit" else []
-        said[f"{number} {name}"] = say(f"subtoken-train {line.removeprefix('subtoken-train ')}", *few)
-    return said
-
-
-@pytest.mark.slow
-def test_the_commands_for_conversations_pasted(say, tmp_path):
-    conversations(tmp_path / "chats/chat.jsonl")
-    said = walk(say, "chats")
-    assert list(said) == ["0 check", "1 fit", "2 fit", "3 evaluate", "4 generate"]
-    assert said["4 generate"].strip()
-    assert len(list((tmp_path / "results/chats").rglob("samples-*.jsonl"))) >= 2

@@ -71,21 +71,6 @@ def test_a_corpus_is_shown_without_packing_it(language_model, tmp_path, monkeypa
     assert shown_blocks == ["0", "1", "2"]
 
 
-@pytest.mark.slow
-def test_an_answer_without_loss_is_masked(scenes, tmp_path, capsys):
-    path = tmp_path / "scenes/train.json"
-    rows = json.loads(path.read_text())
-    for row in rows:
-        first, second = row["conversations"]
-        asked = {"from": "human", "value": "is there a 7 ?"}
-        row["conversations"] = [first, {**second, "loss": False}, asked, {"from": "gpt", "value": "a 7"}]
-    path.write_text(json.dumps(rows))
-    out = shown(capsys, [*scenes, "--count", "1"])
-    assert re.search(r"  answer   masked +\d+  .* </s>\n  query    masked +\d+  USER: is there .*\n", out)
-    assert re.search(r"  answer   trained +3  a 7 </s>\n", out)
-    assert "), 3 trained\n" in out
-
-
 @sampled(
     ("extra", "message"),
     [

@@ -4,7 +4,6 @@ import csv
 
 import pytest
 import torch
-from PIL import Image
 
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.scene_files import write_scenes
@@ -163,10 +162,3 @@ def test_tables(tmp_path):
     layers = table(tmp_path / "layers.csv")
     assert layers[0][-2:] == ["entropy", "largest_share"]
     assert layers[2] == ["3", "1", "0.25", "0", "1"]
-
-
-@pytest.mark.slow
-def test_figures(tmp_path):
-    diagnostics.draw_figures(diagnosis([0, 4, 0, 0, 0]), S4K1, tmp_path)
-    sizes = {path.name: Image.open(path).size for path in tmp_path.iterdir()}
-    assert sizes == {"figure1.png": (1440, 480), "layers.png": (1440, 480)}

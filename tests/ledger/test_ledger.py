@@ -35,14 +35,6 @@ def anchor_bytes(shape, tokens, kept_tokens, cut_layer=0):
     return nominal_ledger(shape, {"visual": tokens}, KVBudget(), cut_layer, kept_tokens=kept_tokens).bytes_of()
 
 
-def test_fractions_of_the_paper():
-    budget = KVBudget(keep_ratio=0.25, num_groups=16, kept_groups=4)
-    assert budget.value_fraction == Fraction(1, 4)
-    assert budget.kv_fraction == 0.625
-    assert budget.total_kv_fraction == 0.15625
-    assert KVBudget(0.125, 16, 4).total_kv_fraction == 0.078125
-
-
 @pytest.mark.parametrize(("keep_ratio", "kept", "anchor"), [(0.25, 144, 90), (0.125, 72, 45)])
 def test_llava_with_576_tokens(keep_ratio, kept, anchor):
     budget = KVBudget(keep_ratio, 16, 4)
@@ -63,23 +55,6 @@ def test_counts_are_exact_rationals(keep_ratio):
         assert kept_count(tokens, keep_ratio) == kept_count(tokens, keep_ratio, round_up=True) == whole
     assert exact(0.1) == Fraction(1, 10)
     assert exact(Fraction(1, 3)) == Fraction(1, 3)
-
-
-def test_only_routed_regions_shrink():
-    ledger = nominal_ledger(LLAVA, {"system": 5, "visual": 576, "query": 14, "context": 0}, KVBudget(0.25, 16, 4))
-    assert ledger.bytes_of("system") == ledger.dense_bytes("system") == 5 * LLAVA.token_bytes
-    assert ledger.fraction("query") == 1.0
-    assert ledger.fraction("visual") == 0.15625
-    assert ledger.bytes_of("context") == 0
-    assert ledger.fraction("context") == 1.0
-    assert ledger.bytes_of() == sum(ledger.bytes_of(region) for region in ("system", "visual", "query"))
-
-
-def test_layers_below_the_cut_hold_everything():
-    ledger = nominal_ledger(TINY, {"visual": 64}, KVBudget(0.25, 16, 4), cut_layer=2)
-    assert [entry.tokens for entry in ledger.entries] == [64, 64, 16, 16]
-    assert [entry.index_bytes for entry in ledger.entries] == [0, 0, 32, 32]
-    assert ledger.fraction("visual") == (2 + 2 * 0.15625) / 4
 
 
 def test_decoder_stage_anchor_pays_for_the_layers_below():

@@ -99,13 +99,6 @@ def test_the_language_model_sees_what_plain_transformers_would(tiny_family, name
         assert torch.equal(merged.tokens[0], states.tokens[0][places])
 
 
-def test_a_missing_image_is_named_with_its_records(tiny_family):
-    batch = make_batch([(2, 7)])
-    batch.pixel_values = batch.pixel_values[:1]
-    with pytest.raises(ValueError, match="128 image tokens but 64 visual features in the batch of records sample-0"):
-        compress(tiny_family, name="visionzip", keep_ratio=0.25).run(batch)
-
-
 LAYOUT = TileLayout(((24, 48), (48, 24), (48, 48), (72, 24), (24, 72)), 24, 3)
 
 

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from tests.support.places import ROOT
 
 pytest.importorskip("mkdocs", reason="the site needs subtoken_train[docs]")
 ADDRESS = "https://code.example/somebody/subtoken_train"
-MOST_WORDS = 2500
 
 
 class Fetched(HTMLParser):
@@ -43,12 +41,6 @@ class Fetched(HTMLParser):
             self.places.append(found.get("href") or "")
 
 
-def article_words(page: str) -> list[str]:
-    """Tables and code included: what white space or a tag separates and has a letter or digit."""
-    text = " ".join(re.findall(r"<article.*?</article>", page, re.DOTALL))
-    return [word for word in unescape(re.sub(r"<[^>]*>", " ", text)).split() if any(map(str.isalnum, word))]
-
-
 def keys(schema):
     """The names of all keys below a schema."""
     parts = schema if isinstance(schema, list) else schema.values() if isinstance(schema, dict) else ()
@@ -66,16 +58,6 @@ def site(tmp_path_factory):
     assert done.returncode == 0, done.stderr[-3000:]
     assert "WARNING" not in done.stderr
     return folder
-
-
-def test_no_page_is_too_long_to_read(site):
-    lengths = {
-        path.relative_to(site).as_posix(): len(article_words(path.read_text(encoding="utf-8")))
-        for path in site.rglob("*.html")
-    }
-    assert sum(lengths.values()) > 40_000
-    long = [f"{name} has {words:,} words" for name, words in lengths.items() if words > MOST_WORDS]
-    assert long == [], f"split what has more than {MOST_WORDS:,} words by what a reader looks for: {'; '.join(long)}"
 
 
 def test_no_link_leads_nowhere(site):

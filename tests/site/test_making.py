@@ -8,7 +8,7 @@ from making.catalogue import SHELVES, catalogue_page, shelf_page
 from making.kinds import CONTEXT_KIND, EVICTION_KINDS, REDUCER_KINDS, WRAPPER_KIND, page_of
 from making.links import Links
 from making.methods import context_cards, eviction_cards, reducer_cards, wrapper_cards
-from making.paper_items import PAPERS, PaperItem, part_faults, read_items
+from making.paper_items import PAPERS, part_faults, read_items
 
 from subtoken_train.evictions import EVICTIONS, WRAPPERS
 from subtoken_train.reducers import REDUCERS
@@ -73,13 +73,6 @@ def test_without_an_address_a_link_to_a_source_is_its_words():
     assert link("choosing.md", "../subtoken_train/types.py", address="") == "a b c"
 
 
-def test_pictures_move_with_their_pages():
-    text = Links(ROOT, {"benchmarks/results/real_text/frontier.svg"}, "").page_text(
-        "results.md", "![a](../benchmarks/results/real_text/frontier.svg)"
-    )
-    assert text == "![a](benchmarks/results/real_text/frontier.svg)"
-
-
 def test_a_list_after_a_line_gets_its_blank_line_and_code_stays():
     text = "These:\n- one\n  more\n- two\n\n```\nsay:\n- [a](../recipes/README.md)\n```\n"
     expected = "These:\n\n- one\n  more\n- two\n\n```\nsay:\n- [a](../recipes/README.md)\n```\n"
@@ -112,20 +105,6 @@ def test_items_are_sound_and_what_their_worst_part_is(paper):
     assert len(set(names)) == len(names)
 
 
-def test_a_better_item_than_its_parts_is_a_fault():
-    whole, rows = (
-        PaperItem("Table 1: all", "exact"),
-        [PaperItem("Table 1, a row", "reading"), PaperItem("Eq. 1", "exact")],
-    )
-    assert part_faults([whole, *rows]) == ["Table 1: all: how is 'exact', and its worst part is 'reading'"]
-    named = PaperItem("Figure 1", "reading", parts=("Eq. 1", "Eq. 2"))
-    assert part_faults([named, *rows]) == [
-        "Figure 1: 'Eq. 2' is no one item",
-        "Figure 1: how is 'reading', and its worst part is 'exact'",
-    ]
-    assert part_faults([PaperItem("Table 1: all", "reading"), *rows]) == []
-
-
 @pytest.mark.parametrize("paper", ITEMS)
 def test_every_numbered_table_and_figure_has_an_item(paper, shared):
     """Those that the paper's text names; "Table 3: ..." is Table 3's."""
@@ -133,24 +112,3 @@ def test_every_numbered_table_and_figure_has_an_item(paper, shared):
     numbered = {f"{kind} {number}" for kind, number in re.findall(r"\b(Table|Figure)s? (\d+)", text)}
     found = {match[0] for item in ITEMS[paper] if (match := re.match(r"(Table|Figure) \d+", item.item))}
     assert numbered <= found, sorted(numbered - found)
-
-
-@pytest.mark.parametrize(
-    ("item", "fault"),
-    [
-        (PaperItem("Table 1", "done", ("docs",)), "Table 1: how is 'done'; it must be one of exact, reading, not done"),
-        (PaperItem("Table 1", "not done"), "Table 1: 'not done' needs a note: the reading taken, or the reason"),
-        (
-            PaperItem("Table 1", "reading", ("docs",), " "),
-            "Table 1: 'reading' needs a note: the reading taken, or the reason",
-        ),
-        (
-            PaperItem("Table 1", "exact", ("docs",), "its form is a reading"),
-            "Table 1: the note says 'reading', which 'exact' is not",
-        ),
-        (PaperItem("Table 1", "exact"), "Table 1: where is empty; name a path, path::symbol, or a recipe"),
-        (PaperItem("Table 1", "exact", ("gone",)), "Table 1: 'gone' is no path, no path::symbol and no recipe"),
-    ],
-)
-def test_faults_are_said(item, fault):
-    assert item.faults() == [fault]

@@ -6,18 +6,10 @@ import socket
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import torch
-
-from subtoken_train.artifact.config import AdapterConfig
-from subtoken_train.artifact.folder import identify, write_adapter
-from subtoken_train.engine.build import build
 from subtoken_train.evaluation.results import SampleRecord, read_samples
 from subtoken_train.evaluation.runner.cell import Processes
-from subtoken_train.evaluation.runner.dry_run import planned_adapter
 from subtoken_train.evaluation.runner.run import run_grid
 from subtoken_train.evaluation.runner.spec import ArmSpec, Grid, TaskSpec
-from subtoken_train.families.backbone_config import BackboneConfig
-from subtoken_train.families.lora import LoraSettings
 
 ADAPTERS = "checkpoints/adapters"
 ROUTED = ArmSpec(adapter=f"{ADAPTERS}/tiny_fastv25_s16k4")
@@ -29,19 +21,6 @@ TIMES = ("prefill_seconds", "decode_seconds")  # the fields in which two runs of
 def scenes_grid(scenes: Path, out: Path, *arms: ArmSpec, tasks: tuple[str, ...] = ("scenes_gqa",), **settings) -> Grid:
     specs = tuple(TaskSpec(name, source=str(scenes)) for name in tasks)
     return Grid(**{"arms": arms, "tasks": specs, "out": out, "batch_size": 4, "anchors": "none", **settings})
-
-
-def write_tiny_adapter(name: str, source: BackboneConfig, folder: Path) -> Path:
-    """Write an adapter with a recipe's own reducer, routing and stages, on a tiny backbone that nobody trained."""
-    planned, lora = planned_adapter(f"runs/{name}/adapter"), LoraSettings(rank=2, alpha=4, dropout=0.0)
-    stage2 = planned.stage2
-    if stage2 is not None and stage2.output_lora is not None:
-        stage2 = replace(stage2, output_lora=lora)
-    torch.manual_seed(0)
-    backbone, peft_model = build(source, lora, planned.reducer, planned.routing, stage2)
-    identity = identify(backbone.family, source)
-    config = AdapterConfig(source, lora, planned.reducer, planned.routing, identity, planned.training, stage2)
-    return write_adapter(folder / name / "adapter", config, backbone, peft_model)
 
 
 def records(folder: Path) -> dict[str, SampleRecord]:

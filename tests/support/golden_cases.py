@@ -41,9 +41,9 @@ def alike(method, case, ours, golden):
     assert differing == 0
 
 
-def load(shared, name, part="set_a", kind="golden"):
-    """Numbers and tensors of a recording; of kind ``golden_derived``, of the same formulas in float64."""
-    file = shared / kind / name / part
+def load(shared, name, part="set_a"):
+    """Numbers and tensors of a recording."""
+    file = shared / "golden" / name / part
     return json.loads(file.with_suffix(".json").read_text())["params"], load_file(file.with_suffix(".safetensors"))
 
 

@@ -247,19 +247,18 @@ def _written(
 
 
 def settings_for(notation: str, family: Family | None = None, hidden: int = 0) -> dict[str, Any]:
-    methods = [name for name in notation_names(notation) if name in (*NEEDED, "triattention")]
-    if notation_names(notation)[-1] == "rkv":
-        return {"window": 1}  # fits any budget
+    names = notation_names(notation)
     if family is None:
-        made_on, sizes = (NOBODY.path, NOBODY.model_type, NOBODY.digest), (LAYERS, KV_HEADS, MODEL)
+        made_on, (layers, kv_heads, width) = (NOBODY.path, NOBODY.model_type, NOBODY.digest), (LAYERS, KV_HEADS, MODEL)
+        centred = layers, HEADS, WIDTH
     else:
         made_on = ("random", str(family.model.config.model_type), shapes_digest(family))
-        sizes = family.shape.num_layers, family.shape.num_kv_heads, family.hidden_size
-    if "triattention" in methods:
-        heads = HEADS if family is None else family.decoder.config.num_attention_heads
-        sizes = sizes[0], heads, WIDTH if family is None else family.shape.head_dim
-    files = {method: _written(method, *made_on, *sizes, hidden) for method in methods}
-    return {f"{method}." * (len(files) > 1) + "calibration": file for method, file in files.items()}
+        layers, kv_heads, width = family.shape.num_layers, family.shape.num_kv_heads, family.hidden_size
+        centred = layers, family.decoder.config.num_attention_heads, family.shape.head_dim
+    sizes = dict.fromkeys(NEEDED, (layers, kv_heads, width)) | {"triattention": centred}
+    files = {name: _written(name, *made_on, *sizes[name], hidden) for name in names if name in sizes}
+    found = {f"{name}." * (len(files) > 1) + "calibration": file for name, file in files.items()}
+    return found | ({"window": 1} if names[-1] == "rkv" else {})  # fits any budget
 
 
 NOBODY = Identity("nowhere/model", None, "llama", "0" * 64)

@@ -18,7 +18,6 @@ from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.thresholds import Threshold
 from subtoken_train.inference.compression import Compression
 from subtoken_train.routing import RoutingConfig
-from tests.support.commands import refused
 from tests.support.helpers import compress
 from tests.support.sampling import sampled
 
@@ -135,39 +134,6 @@ def test_what_is_stored_in_full_and_read_in_part_says_so(vlm_adapter, questions,
     assert "read per step" in printed
     assert record["nominal_kv"] == record["realised_kv"]  # nothing is freed
     assert 0 < record["unread_bytes"] < record["kv_bytes"]
-
-
-@pytest.mark.slow
-def test_evaluate_compresses_and_takes_a_backbone_alone(vlm_adapter, questions, tmp_path, capsys, dummy_evictions):
-    backbone = vlm_adapter.parent / "backbone"
-    shared = ["--data", questions, "--limit", "6", "--eviction", "first_visual", "--scope", "visual"]
-    shared += ["--eviction-keep", "8tokens", "--eviction-option", "window=2", "--kv-dtype", "int8"]
-    alone = ["--backbone", backbone, "--reducer", "fastv", "--keep-ratio", "0.5"]
-    printed, record = evaluated(capsys, tmp_path / "out.json", *shared, *alone)
-    for words in ("32/64", "first_visual 8 tokens int8", f"backbone: {backbone}"):
-        assert words in printed
-    assert (record["arm"], record["eviction"]) == ("backbone", "first_visual 8 tokens int8")
-    assert record["realised_kv"] == 8 / 64
-    moved = ["--adapter", vlm_adapter, "--backbone", backbone]
-    assert "S4K1 linear" in evaluated(capsys, tmp_path / "other.json", *shared, *moved)[0]
-
-
-def test_mistakes_are_one_line(vlm_adapter, questions, tmp_path, capsys):
-    known = {"--adapter": vlm_adapter, "--data": questions}
-    (tmp_path / "there.json").write_text("mine")
-    for changes, words in (
-        ({"--adapter": "nowhere"}, "not an adapter folder"),
-        ({"--data": "nowhere.json"}, "does not exist"),
-        ({"--batch-size": "0"}, "at least 1"),
-        ({"--limt": "3"}, "--limit"),
-        ({"--out": tmp_path / "there.json"}, "exists"),
-    ):
-        assert words in refused(capsys, "evaluate", *[word for pair in {**known, **changes}.items() for word in pair])
-    assert "give --adapter DIR, or --backbone PATH" in refused(capsys, "evaluate", "--data", questions)
-    first = json.loads(questions.read_text())[0]["image"]
-    (questions.parent / first).unlink()
-    assert main(["evaluate", *[str(word) for pair in known.items() for word in pair]]) == 2
-    assert first in capsys.readouterr().err
 
 
 RUN = {

@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
@@ -10,23 +9,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from subtoken_train.datasets.scene_files import write_scene_split
-from subtoken_train.evaluation.reporting.runs import read_results
-from subtoken_train.evaluation.results import Manifest, read_samples
+from subtoken_train.evaluation.results import read_samples
 from subtoken_train.evaluation.runner.arms import load_arm, prepare
 from subtoken_train.evaluation.runner.cell import ONE, make_cell, run_cell
-from subtoken_train.evaluation.runner.run import run_grid
-from subtoken_train.evaluation.runner.spec import ArmSpec, TaskSpec, read_grid
+from subtoken_train.evaluation.runner.spec import ArmSpec
 from subtoken_train.evaluation.tasks import build_task
-from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.inference.pool import ModelPool
 from subtoken_train.reducers import build_reducer
 from subtoken_train.resources import recipe_text
 from subtoken_train.types import Region
 from tests.support import places
-from tests.support.eval_runs import write_tiny_adapter
-from tests.support.helpers import save_backbone
-from tests.support.places import RECIPES
 from tests.support.prompt_views import context_view
 
 GRIDS = ("table3_llama7b", "table3_qwen7b")
@@ -90,35 +82,6 @@ def test_every_subject_is_served_and_matched_arms_are_less_than_a_token_apart(le
     assert len(set(map(tuple, held.values()))) == len(held) - 4  # S8 and S16 hold the same
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "arms"), [("table4_llava7b", 25), ("section35_llava7b", 12)])
-def test_every_arm_answers(tiny_family, tmp_path, name, arms):
-    """Each arm keeps its percentage of the visual KV, measured, and an anchor holds its arm's bytes."""
-    grid = read_grid(RECIPES / "eval" / f"{name}.yaml")
-    source = BackboneConfig(path=str(save_backbone(tiny_family, tmp_path / "backbone")))
-    write_scene_split(tmp_path / "scenes", "test", 4, seed=3)
-    names = [Path(arm.adapter).parent.name for arm in grid.arms]
-    made = {each: str(write_tiny_adapter(each, source, tmp_path / "runs")) for each in names}
-    small = replace(
-        grid,
-        arms=tuple(replace(arm, adapter=made[each]) for arm, each in zip(grid.arms, names, strict=True)),
-        tasks=(TaskSpec("scenes_pope", str(tmp_path / "scenes")),),
-        out=tmp_path / "results",
-        data_root=None,
-        limit=2,
-        anchors="none",
-    )
-    folders = run_grid(small)
-    assert len(folders) == len(names) == arms
-    assert all(len(read_samples(folder)) == 2 for folder in folders)
-    for results in read_results([small.out]):
-        (run,) = results.runs["scenes_pope"].values()
-        share = 1.0 if "lora_only" in results.name else 0.15625 if "25_" in results.name else 0.078125
-        assert run.cost.shares["measured"] == pytest.approx(share), results.name
-        assert run.cost.seconds > 0
-        assert Manifest.read(run.folder).rows == 2
-
-
 @pytest.fixture
 def golden(shared):
     lines = (shared / "golden_eval/lm_loglikelihood/set_a.jsonl").read_text().splitlines()
@@ -152,19 +115,3 @@ def test_uncompressed_they_are_the_reference(shared, tmp_path, golden, asked):
         assert found[key].score == float(row["pred"] == row["answer"])
         assert found[key].entries_after == found[key].entries_before
     assert facts.acts == "-"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("settings", "acts"),
-    [
-        ({"reducer": "quest", "keep_ratio": 0.5, "reducer_options": {"page_size": 4, "window": 4}}, "in prefill"),
-        ({"eviction": "snapkv", "eviction_keep": 0.3, "protocol": "context_first"}, "after prefill of the context"),
-    ],
-)
-def test_compressed_they_differ_and_the_records_say_so(shared, tmp_path, golden, asked, settings, acts):
-    facts, found = answered(shared, tmp_path, asked, **settings)
-    assert facts.acts == acts
-    for key, row in golden.items():
-        assert found[key].prediction != pytest.approx(row["loglikelihood"], abs=1e-4)
-        assert 0 < found[key].entries_after < found[key].entries_before

@@ -53,14 +53,6 @@ def real_pope(shared):
     return folder
 
 
-@pytest.mark.slow
-def test_all_real_questions_of_pope(shared):
-    samples = build_task("pope", real_pope(shared)).samples()
-    assert len(samples) == 9000
-    assert samples[0].prompt == BOARD
-    assert sum(sample.reference["label"] == "yes" for sample in samples) == 4500
-
-
 def test_answers_of_llava_are_joined_by_id_whatever_their_order(shared):
     task = build_task("pope", real_pope(shared), category="adversarial")
     references = {sample.id: sample.reference for sample in task.samples()}
