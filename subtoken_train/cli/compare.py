@@ -35,6 +35,7 @@ _OF_ALL = ("name", "keep_ratio", "round_up", "matches")  # settings of every red
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="run folder of 'subtoken-train fit' on texts, or folder of a language model")
+    parser.add_argument("--text", metavar="FILE", help="text of the tasks (default: test.jsonl beside the run's texts)")
     parser.add_argument("--out", metavar="DIR", help="folder of the results (default: RUN/compare, results/MODEL)")
     parser.add_argument("--contexts", type=int, default=8, help="texts that hide four facts each (default: 8)")
     parser.add_argument("--device", help="cuda:0, cpu, ... (default: the first GPU, if any)")
@@ -43,17 +44,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     folder = Path(args.run)
     if alone := (folder / "config.json").is_file():
-        out, arms, text = Path(args.out or f"results/{folder.name}"), _model_arms(folder), ""
+        out, arms = Path(args.out or f"results/{folder.name}"), _model_arms(folder)
+        text = own_text({}, args.text) if args.text else ""
     elif (folder / "adapter").is_dir():
         recipe, out = read_recipe(folder / "recipe.yaml"), Path(args.out or folder / "compare")
-        text, arms = own_text(recipe), arms_of(recipe, folder)
+        text, arms = own_text(recipe, args.text), arms_of(recipe, folder)
     else:
         raise ValueError(f"{folder} has no adapter; train it first: subtoken-train fit --config RECIPE.yaml")
     words = len(text.split())
     tasks: list[dict[str, Any]] = [{"name": "facts", "contexts": args.contexts, "facts": 4, "words": 400}]
-    if words < _LEAST and not alone:
+    if words < _LEAST and not (alone and args.text is None):
         few = f"the text has {words:,} words, and its loss and a place for facts take {_LEAST}"
-        print(f"{few}: facts are hidden in Python's manual, and no loss is asked", file=sys.stderr)
+        if args.text is not None:
+            raise ValueError(f"{few}; give a longer one, or leave --text out")
+        print(f"{few}: facts are hidden in Python's manual, and no loss is asked (--text FILE)", file=sys.stderr)
     if words >= _LEAST:
         out.mkdir(parents=True, exist_ok=True)
         write_whole(out / "test.txt", text)
@@ -71,21 +75,29 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def own_text(recipe: dict[str, Any]) -> str:
-    """Return the text of ``test.jsonl`` beside a recipe's training texts; empty where there is none."""
+def own_text(recipe: dict[str, Any], given: str | None) -> str:
+    """Return the text of a file, or of ``test.jsonl`` beside a recipe's training texts; empty where there is none."""
     data = recipe.get("data", {})
-    if not isinstance(data.get("train"), dict):
-        asked = "subtoken-train evaluate --adapter RUN/adapter --adapter RUN_anchor/adapter --data test.json"
-        raise ValueError(f"compare is for runs on texts; on pictures: {asked}")
-    path = Path(str(data["train"].get("name"))).with_name("test.jsonl")
+    if given is None:
+        if not isinstance(data.get("train"), dict):
+            asked = "subtoken-train evaluate --adapter RUN/adapter --adapter RUN_anchor/adapter --data test.json"
+            raise ValueError(f"compare is for runs on texts; on pictures: {asked}")
+        path = Path(str(data["train"].get("name"))).with_name("test.jsonl")
+    else:
+        path = Path(given)
     if not path.is_file():
+        if given is not None:
+            raise ValueError(f"{path} is not a file; --text takes a text or JSON lines with 'text'")
         return ""
-    lines = [line for line in read_text(path).splitlines() if line.strip()]
-    rows = [parse_json(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
-    said = [row["text"] for row in rows if isinstance(row, dict) and isinstance(row.get("text"), str)]
-    if len(said) < len(rows):  # conversations, for one
-        print(f"{path}: {len(rows) - len(said):,} of {len(rows):,} records hold no text", file=sys.stderr)
-    return "\n".join(said)
+    text = read_text(path)
+    if path.suffix == ".jsonl":
+        lines = [line for line in text.splitlines() if line.strip()]
+        rows = [parse_json(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+        said = [row["text"] for row in rows if isinstance(row, dict) and isinstance(row.get("text"), str)]
+        if len(said) < len(rows):  # conversations, for one
+            print(f"{path}: {len(rows) - len(said):,} of {len(rows):,} records hold no text", file=sys.stderr)
+        text = "\n".join(said)
+    return text
 
 
 def arms_of(recipe: dict[str, Any], folder: Path) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from subtoken_train.outputs import check_new, write_whole
 if TYPE_CHECKING:
     from subtoken_train.datasets.image_sources import FolderImages
     from subtoken_train.datasets.records import InstructionRecords
+    from subtoken_train.evaluation.tasks.task import Sample, Task
 
 HELP = """Make a data set that recipes use, or check how much of a public one you have.
 
@@ -38,7 +40,7 @@ checked below --root (nothing is downloaded; exit code 2 where something is miss
   images       the images of any data file (--file) in the same format, below --root
   wikitext103  WikiText-103 (raw) as Parquet files: splits and their rows
   a benchmark  by its name in 'evaluate' (pope, textvqa, ruler, ...): where to get it; below --root its rows, ids and
-               images; a part of a set is refused, as 'evaluate' does, unless --limit
+               images, of which a few are opened; a part of a set is refused, as 'evaluate' does, unless --limit
 
 data/README.md and docs/tasks.md explain all of it."""
 
@@ -56,8 +58,8 @@ MIX665K_SOURCES = {
 }
 WIKITEXT = "wikitext-103-raw-v1"
 WIKITEXT_ROWS = {"train": 1_801_350, "validation": 3_760, "test": 4_358}
-_FIRST = 3
-"""Missing images of a folder that are printed."""
+_FIRST, _KINDS = 3, 8
+"""Missing images of a folder, and kinds of samples, that are printed."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -210,7 +212,7 @@ def _check_task(name: str, root: Path | None, options: Sequence[str], limit: int
     import datasets
 
     from subtoken_train.evaluation.tasks import build_task
-    from subtoken_train.evaluation.tasks.files import check_complete, check_samples
+    from subtoken_train.evaluation.tasks.files import check_complete, check_samples, open_some
 
     datasets.disable_progress_bars()
     chosen = {}
@@ -227,11 +229,28 @@ def _check_task(name: str, root: Path | None, options: Sequence[str], limit: int
     if root is None and task.needs_files:
         return f"check a folder: subtoken-train data {name} --root DIR"
     samples = task.samples()
-    print(plain(f"{task.source or task.name}: {len(samples):,} samples"))
+    print(*map(plain, _sample_lines(task, samples)), sep="\n")
     check_complete(task, samples, limit)
     samples = samples[:limit]
     check_samples(task, samples)
+    if sizes := open_some(samples):
+        print(f"  {len(sizes)} images opened: {', '.join(f'{width} x {height}' for width, height in sizes)}")
     task.check_requirements()
     if limit is not None:
         return f"enough for a limit of {limit:,}: {len(samples):,} samples"
     return f"complete: {len(samples):,} samples" if task.expected_rows else f"readable: {len(samples):,} samples"
+
+
+def _sample_lines(task: Task, samples: Sequence[Sample]) -> list[str]:
+    if not samples:
+        return []
+    images = sum(len(sample.images) for sample in samples)
+    kinds = Counter(sample.kind for sample in samples).most_common()
+    shown = ", ".join(f"{kind} {count:,}" for kind, count in kinds[:_KINDS])
+    more = f", and {len(kinds) - _KINDS} more" if len(kinds) > _KINDS else ""
+    asked = samples[0].prompt
+    return [
+        f"{task.source or task.name}: {len(samples):,} samples, {images:,} images",
+        f"  kinds: {shown}{more}",
+        f"  first, {samples[0].id!r}: {asked if len(asked) <= 300 else asked[:150] + ' ... ' + asked[-150:]!r}",
+    ]

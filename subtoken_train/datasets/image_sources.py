@@ -246,3 +246,10 @@ def refuse_video_file(name: str) -> str | None:
         f"video {name[:120]!r} is a video file, which is not decoded here; make a folder of frames: mkdir {folder} && "
         f"ffmpeg -i {name[:120]} -vf fps=1 {folder}/%06d.jpg"
     )
+
+
+def first_frame(source: PictureSource) -> ImageSource:
+    """Return an image itself, or a video's first frame."""
+    if not isinstance(source, VideoSource):
+        return source
+    return frames_in(source.frames)[0] if isinstance(source.frames, Path) else source.frames[0]

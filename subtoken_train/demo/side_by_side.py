@@ -14,7 +14,6 @@ from PIL import Image
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning, refuse
 from subtoken_train.evaluation.picture import check_places, visual_grid
-from subtoken_train.evaluation.runner.arms import groups_words
 from subtoken_train.evictions.thresholds import threshold_file
 from subtoken_train.families.family import Family
 from subtoken_train.families.positions import position_bound
@@ -67,9 +66,9 @@ class Spoken(NamedTuple):
 
 def compressed_by(backbone: CompressedBackbone, compression: Compression) -> str:
     """Name what compresses: ``fastv 0.25, S16K4 linear, snapkv 0.5``; ``-`` if nothing does."""
-    reducer = backbone.reducer
+    reducer, routing = backbone.reducer, backbone.active_routing
     parts = [f"{reducer.name} {reducer.keep_ratio:.6g}" if reducer.acts else "-"]
-    parts += [groups_words(backbone.active_routing), compression.label]
+    parts += ["-" if routing is None else routing.words, compression.label]
     return ", ".join(part for part in parts if part != "-") or "-"
 
 

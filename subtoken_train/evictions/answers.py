@@ -207,7 +207,7 @@ def redundancy(key_BhNd: Tensor, entries_BN: Tensor, alike: float) -> Tensor:
     key_BhNd = key_BhNd.float() * entries_BN[:, None, :, None]
     key_BhNd = key_BhNd / (key_BhNd.norm(dim=-1, keepdim=True) + 1e-8)
     total_BhN, place_N = torch.zeros_like(key_BhNd[..., 0]), torch.arange(key_BhNd.shape[2], device=key_BhNd.device)
-    for rows_n in place_N.split(BLOCK):
+    for rows_n in torch.split(place_N, BLOCK):
         similar_BhnN = key_BhNd[:, :, rows_n] @ key_BhNd.transpose(-1, -2)
         similar_BhnN.masked_fill_(rows_n[:, None] == place_N, 0.0)
         latest_Bhn1 = torch.where(similar_BhnN > alike, place_N, -1).amax(-1, keepdim=True)

@@ -67,7 +67,7 @@ def kernel_setting(default: int) -> Any:
     return checked_setting(default, check)
 
 
-def window_setting(default: int, least: int = 1) -> Any:
+def window_setting(default: float, least: int = 1) -> Any:
     """A setting that is a whole number of entries or a share between 0 and 1; ``64.0`` and ``true`` are none."""
 
     def check(name: str, window: object) -> None:

@@ -267,10 +267,12 @@ class View:
         ``rows_BN`` is None: from the rows of a second pass's task, which see each other, too.
         """
         weight_BN = None if weight_BN is None else weight_BN[:, self._first :]
-        received_BHK = attention_received(*self._asking(rows_BN, keys_BN), weight_BN, largest)
+        received_BHK = attention_received(*self._asking(rows_BN, keys_BN), weight_BN=weight_BN, largest=largest)
         return received_BHK[..., : self.regions_BN.shape[1]]
 
-    def _asking(self, rows_BN: Tensor | None, keys_BN: Tensor | None) -> tuple[Any, ...]:
+    def _asking(
+        self, rows_BN: Tensor | None, keys_BN: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, float, int, SlidingWindow | None]:
         self._check_declared("the attention of all rows", "blocks")
         keys_BK = self._visible(keys_BN)
         if rows_BN is None:

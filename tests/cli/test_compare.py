@@ -41,10 +41,12 @@ def test_a_byte_budget_is_compared_at_its_share(tmp_path):
 
 def test_the_text_is_the_runs_own_test_set(tmp_path, capsys):
     recipe = {"data": {"train": {"name": str(tmp_path / "train.jsonl")}}}
-    assert own_text(recipe) == ""
+    assert own_text(recipe, None) == ""
     (tmp_path / "test.jsonl").write_text('{"text": "a b"}\n\n{"messages": []}\n{"text": "c"}\n')
-    assert own_text(recipe) == "a b\nc"
+    assert own_text(recipe, None) == "a b\nc"
     assert capsys.readouterr().err.endswith("test.jsonl: 1 of 3 records hold no text\n")
+    (tmp_path / "own.txt").write_text("d")
+    assert own_text(recipe, str(tmp_path / "own.txt")) == "d"
 
 
 def written(folder, recipe):
@@ -59,6 +61,10 @@ def test_what_cannot_be_compared_is_said_in_one_line(tmp_path, capsys):
     assert "compare is for runs on texts; on pictures: subtoken-train evaluate" in refused(capsys, "compare", pictures)
     plain = written(tmp_path / "b", {**RECIPE, "model": {"backbone": {"path": "x"}}})
     assert "trained no router" in refused(capsys, "compare", plain)
+    texts = written(tmp_path / "c", RECIPE)
+    assert "nowhere.txt is not a file" in refused(capsys, "compare", texts, "--text", "nowhere.txt")
+    (tmp_path / "few.txt").write_text("a b c")
+    assert "the text has 3 words" in refused(capsys, "compare", texts, "--text", tmp_path / "few.txt")
 
 
 @pytest.mark.slow

@@ -173,7 +173,9 @@ def test_every_benchmark_says_where_it_comes_from_and_an_empty_folder_is_none(ca
 
 def test_a_whole_set(questions, capsys):
     out = printed(capsys, "data", "local", "--root", questions, silent=True)
-    assert out.endswith(f"{questions}: 3 samples\nreadable: 3 samples\n")
+    assert f"{questions}: 3 samples, 3 images\n  kinds: exact_match 3\n" in out
+    assert "first, '0': '<image>\\nWhat?'" in out
+    assert out.endswith("  3 images opened: 3 x 2, 3 x 2, 3 x 2\nreadable: 3 samples\n")
 
 
 def test_a_part_of_a_set(tmp_path, capsys):
@@ -188,7 +190,7 @@ def test_a_part_of_a_set(tmp_path, capsys):
         assert short in refused(capsys, *argv, *limit, reports=True)
         assert printed(capsys, *argv, *limit, *whole, silent=True).splitlines()[-1] == words
     out = printed(capsys, *argv, "--limit", 2, silent=True)
-    assert f"{tmp_path}: 3 samples" in out
+    assert f"{tmp_path}: 3 samples, 0 images" in out
     assert out.splitlines()[-1] == "enough for a limit of 2: 2 samples"
 
 
@@ -196,6 +198,7 @@ def test_texts_made_on_the_spot_need_no_folder(capsys):
     out = printed(
         capsys, "data", "ruler_synthetic", "--option", "tasks=[fwe]", "--option", "samples_per_task=2", silent=True
     )
+    assert "kinds: fwe 2\n" in out
     assert out.endswith("complete: 2 samples\n")
 
 

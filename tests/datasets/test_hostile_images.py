@@ -200,6 +200,8 @@ def test_frames_are_thinned_evenly_and_the_rate_with_them(tmp_path):
     assert (reds(some), some.fps) == ([1, 4, 7], 1.0)
     listed = VideoSource(tuple(tmp_path / "v" / f"{n:03}.png" for n in (8, 0, 4)))
     assert reds(sources.open_picture(listed)) == [8, 0, 4]
+    assert sources.first_frame(source).name == "000.png"
+    assert sources.first_frame(listed).name == "008.png"
 
 
 def test_all_frames_together_are_bounded(tmp_path):

@@ -175,7 +175,10 @@ def _object(values: Any, place: str, columns: Sequence[str]) -> FileRow:
 
 
 def read_table(path: Path, columns: Sequence[str], delimiter: str = ",", header: bool = True) -> list[FileRow]:
-    """Read the rows of a CSV or TSV file, all text; without ``header`` it has exactly these columns."""
+    """Read the rows of a CSV or TSV file in UTF-8, ``columns`` and others; all values are text.
+
+    Without ``header`` it has exactly these columns, in order.
+    """
     try:
         check_regular(path)
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -212,7 +215,11 @@ def _cells(path: Path, reader: Reader) -> Iterator[tuple[str, list[str]]]:
 
 
 def parquet_files(folder: Path, split: str, config: str | None = None) -> list[Path]:
-    """Return a split's Parquet files in order, as ``hf download`` leaves them; ``config`` None: the default."""
+    """Return the Parquet files of one split, in order; empty where there is none.
+
+    The folder is as ``hf download OWNER/NAME --repo-type dataset --local-dir folder`` leaves it, or one configuration's
+    folder of it; ``config`` names that folder (None: the default one, ``data`` or ``default``).
+    """
     below = ("data", "default", "") if config is None else (config, "")
     patterns = (f"{split}-*-of-*.parquet", f"{split}.parquet")
     places = (sorted((folder / name).glob(pattern)) for name in below for pattern in patterns)
@@ -224,7 +231,8 @@ def read_split(
 ) -> list[FileRow]:
     """Read all rows of one split of the task's Parquet set: the columns at once, images when they are asked for.
 
-    ``datasets`` converts the files once, into its own cache. An image may be the one entry of a list.
+    ``datasets`` converts the files once, into its own cache. An image may be the one entry of a list. Shards that are
+    missing are no error here: ``check_complete`` names them.
     """
     source = task_source(task)
     label = split if config is None else f"{config}, {split}"
@@ -310,6 +318,9 @@ def _encoded(dataset: Dataset) -> Dataset:
     return dataset
 
 
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})(?:-[0-9a-f]+)?\.parquet")
+
+
 def check_complete(task: Task, samples: Sequence[Sample], limit: int | None) -> None:
     """Refuse a part of a set as if it were the set, unless a run asks for no more samples than its files hold."""
     if not samples:
@@ -317,8 +328,26 @@ def check_complete(task: Task, samples: Sequence[Sample], limit: int | None) -> 
     found, expected = len(samples), task.expected_rows
     if expected is None or found == expected or (limit is not None and found >= limit):
         return
-    here = f"task {task.name} has {found:,} of {expected:,} samples in {task.source or task.hub_id}"
-    raise ValueError(f"{here}; get the rest, or limit the run. {task.where}")
+    missing = missing_shards(Path(task.source)) if task.source is not None else []
+    hint = f" Missing: {', '.join(missing)}." if missing else ""
+    raise ValueError(
+        f"task {task.name} has {found:,} of {expected:,} samples in {task.source or task.hub_id}.{hint} "
+        f"Get the rest, or limit the run. {task.where}"
+    )
+
+
+def missing_shards(folder: Path) -> list[str]:
+    """Find Parquet shards below ``folder`` that others' names promise (``-00000-of-00003``) but that are not there."""
+    present: dict[tuple[Path, str, int], set[int]] = {}
+    for path in folder.rglob("*.parquet"):
+        if match := _SHARD.fullmatch(path.name):
+            key = (path.parent.relative_to(folder), match["stem"], int(match["total"]))
+            present.setdefault(key, set()).add(int(match["number"]))
+    return [
+        (parent / f"{stem}-{number:05}-of-{total:05}.parquet").as_posix()
+        for (parent, stem, total), numbers in sorted(present.items())
+        for number in sorted(set(range(total)) - numbers)
+    ]
 
 
 def check_samples(task: Task, samples: Sequence[Sample]) -> None:
@@ -328,16 +357,21 @@ def check_samples(task: Task, samples: Sequence[Sample]) -> None:
         place = f"task {task.name}, sample {sample.id!r}"
         written = sample.prompt.count("<image>") if task.modality == "image" else len(sample.images)
         if written != len(sample.images):
-            count = len(sample.images)
-            raise ValueError(f"{place}: {written} <image> in the prompt for {count} images; write one for each")
+            raise ValueError(
+                f"{place}: {written} <image> in the prompt for {len(sample.images)} images; write one for each"
+            )
         if sample.context_characters is not None and not 0 <= sample.context_characters <= len(sample.prompt):
-            place += f": context_characters {sample.context_characters}"
-            raise ValueError(f"{place} lies outside its prompt of {len(sample.prompt)}")
+            raise ValueError(
+                f"{place}: context_characters {sample.context_characters} lies outside its prompt of "
+                f"{len(sample.prompt)}"
+            )
     named = dict.fromkeys(str(path) for sample in samples for image in sample.images for path in _files(image))
     missing = [name for folder in media.compare_images(named, Path(), outside=True) for name in folder.missing]
     if missing:
-        gone = f"{len(missing):,} of {len(named):,} images are missing (first: {missing[0]})"
-        raise ValueError(f"task {task.name}: {gone}. {task.where}")
+        raise ValueError(
+            f"task {task.name}: {len(missing):,} of {len(named):,} images are missing (first: {missing[0]}). "
+            f"{task.where}"
+        )
 
 
 def _files(image: media.PictureSource) -> tuple[Path, ...]:
@@ -345,3 +379,10 @@ def _files(image: media.PictureSource) -> tuple[Path, ...]:
     if isinstance(image, media.VideoSource):
         return (image.frames,) if isinstance(image.frames, Path) else image.frames
     return (image,) if isinstance(image, Path) else ()
+
+
+def open_some(samples: Sequence[Sample]) -> list[tuple[int, int]]:
+    """Open five images, spread over the samples; their widths and heights in pixels."""
+    seen = [sample for sample in samples if sample.images]
+    step = max(1, len(seen) // 5)
+    return [media.open_image(media.first_frame(sample.images[0])).size for sample in seen[::step][:5]]

@@ -136,11 +136,11 @@ def test_a_shard_that_describes_itself_wrongly_is_named(folder):
         files.read_split(Birds(source=folder), "test", ["question"])
 
 
-def test_a_partial_set_is_refused(folder, monkeypatch):
+def test_a_partial_set_is_refused_with_the_names_of_the_missing_shards(folder, monkeypatch):
     files.check_complete(Birds(source=folder), some(3), None)
     next((folder / "data").glob("test-00001*")).unlink()
     assert len(files.read_split(Birds(source=folder), "test", ["question"])) == 2
-    with pytest.raises(ValueError, match=r"has 2 of 3 samples in .*; get the rest"):
+    with pytest.raises(ValueError, match=r"has 2 of 3 samples in .*Missing: data/test-00001-of-00002\.parquet\. Get"):
         files.check_complete(Birds(source=folder), some(2), None)
     for count, limit, words in ((4, None, "4 of 3 samples"), (1, 2, "1 of 3"), (0, 1, "no sample")):
         with pytest.raises(ValueError, match=rf"birds.* {words}.*hf download"):
@@ -214,8 +214,11 @@ def two(tmp_path):
     return [Sample(name, "<image>\nWhat?", {}, (tmp_path / f"{name}.png",)) for name in "ab"]
 
 
-def test_a_whole_set(two):
+def test_a_whole_set_is_looked_at_here_and_there(two):
     files.check_samples(Birds(), two)
+    assert files.open_some(two) == [(3, 2), (5, 4)]
+    assert len(files.open_some(two * 50)) == 5
+    assert files.open_some([Sample("t", "text", {})]) == []
 
 
 MALFORMED = [
