@@ -32,6 +32,7 @@ from subtoken_train.functional.gather import kept_index, take_entries
 HALF = (torch.float16, torch.bfloat16)
 FLASH_WIDTH = 256  # widest head that flash computes
 FLASH_TRAINED = 192  # and whose gradient it computes on every GPU
+SHARING = ("cpu",)  # devices whose kernel reads shared key heads, where no gradient is asked for
 ALIGNED = 16  # bytes of which a head's width is a multiple for the memory-efficient kernel
 
 
@@ -55,9 +56,9 @@ def fused_kernels(query_BHqd: Tensor, key_BhKd: Tensor, value_BhKd: Tensor, mask
 
 def shared_heads(query_BHqd: Tensor, key_BhKd: Tensor, value_BhKd: Tensor, masked: bool) -> tuple[Tensor, Tensor]:
     """Keys and values as they are where a kernel takes them, else each once for every query head that reads it."""
-    shares, untrained = query_BHqd.shape[1] // key_BhKd.shape[1], not torch.is_grad_enabled()
-    on_cpu = query_BHqd.device.type == "cpu" and untrained  # whose kernel takes all that is no gradient's
-    if shares == 1 or on_cpu or "flash" in fused_kernels(query_BHqd, key_BhKd, value_BhKd, masked):
+    shares = query_BHqd.shape[1] // key_BhKd.shape[1]
+    taken = query_BHqd.device.type in SHARING and not torch.is_grad_enabled()
+    if shares == 1 or taken or "flash" in fused_kernels(query_BHqd, key_BhKd, value_BhKd, masked):
         return key_BhKd, value_BhKd
     key, value = (x[:, :, None].expand(-1, -1, shares, -1, -1).flatten(1, 2) for x in (key_BhKd, value_BhKd))
     return key, value
@@ -349,9 +350,8 @@ def attention_received(
     index_BR, whole = _marked(rows_BN), window is None and bool(keys_BN.all())
     first_R, last_R = (each.tolist() for each in (index_BR + offset).aminmax(dim=0))
     found_BHK = torch.zeros(*query_BHNd.shape[:2], key_BhNd.shape[2], device=key_BhNd.device)
-    states = query_BHNd, key_BhNd.float(), found_BHK
-    heads = 1 if key_BhNd.is_cuda else key_BhNd.shape[1]  # a CPU's caches hold those of one
-    parts = list(zip(*(each.chunk(heads, 1) for each in states), strict=True))
+    states, heads = (query_BHNd, key_BhNd.float(), found_BHK), 1 if key_BhNd.is_cuda else key_BhNd.shape[1]
+    parts = list(zip(*(each.chunk(heads, 1) for each in states), strict=True))  # a CPU's caches hold those of one head
     for start in range(0, len(last_R), BLOCK):
         own = slice(start, start + BLOCK)
         index_BW, end, first = index_BR[:, own], max(last_R[own]) + 1, min(first_R[own])

@@ -54,6 +54,10 @@ def test_long_prompts_come_from_stdin(text_adapter, capsys, monkeypatch):
     assert int(found[2]) == len(tokenizer(TEXT)["input_ids"])
     line = lines(capsys, "--adapter", text_adapter, "--prompt", "a bee")[-1]  # a short text is answered whole
     assert "; no visual token and no context to compress; index 0" in line
+    monkeypatch.setattr("subtoken_train.cli.generate.LONG", 100)
+    assert main(["generate", "--adapter", str(text_adapter), "--prompt", TEXT, "--max-new-tokens", "2"]) == 0
+    shown = r"1/(\d+) layers of the prompt, [^\n]+ left\n(.*\n)*\1/\1 layers of the prompt\n"
+    assert re.match(shown, capsys.readouterr().err)
 
 
 def test_show_draws_the_chosen_layers(vlm_adapter, picture, tmp_path, capsys):
