@@ -1,4 +1,4 @@
-"""The published tables are what the committed run records say; what a list of arms may say, and how one is trained."""
+"""The published tables are what the committed run records say, and its arms are recipes."""
 
 import pandas as pd
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from benchmarks import trained_results
 from benchmarks.arm_training import digest
 from benchmarks.choosing_page import PAGE, table
-from benchmarks.comparison_lists import plain_arm, read_comparison
+from benchmarks.comparison_lists import read_comparison
 from benchmarks.comparison_tables import long_rows, read_records
 from benchmarks.run_records import read_runs
 from benchmarks.trials_page import lines
@@ -54,6 +54,3 @@ def test_the_page_is_what_the_records_say():
 
 def test_listed_arms_are_recipes():
     assert {arm.recipe for listed in LISTS for arm in listed.arms.values()} <= {path.stem for path in run_recipes()}
-
-
-FIRST, SECOND = plain_arm("first", "one"), plain_arm("second", "two")
