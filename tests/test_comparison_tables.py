@@ -1,14 +1,12 @@
-"""The published tables are what the committed run records say; what a list of arms may say, and how one is trained."""
-
-from pathlib import Path
+"""The published tables are what the committed run records say, and its arms are recipes."""
 
 import pandas as pd
 import pytest
 
-from benchmarks import arm_training, trained_results
-from benchmarks.arm_training import Trainer, digest
+from benchmarks import trained_results
+from benchmarks.arm_training import digest
 from benchmarks.choosing_page import PAGE, table
-from benchmarks.comparison_lists import plain_arm, read_comparison
+from benchmarks.comparison_lists import read_comparison
 from benchmarks.comparison_tables import long_rows, read_records
 from benchmarks.run_records import read_runs
 from benchmarks.trials_page import lines
@@ -56,48 +54,3 @@ def test_the_page_is_what_the_records_say():
 
 def test_listed_arms_are_recipes():
     assert {arm.recipe for listed in LISTS for arm in listed.arms.values()} <= {path.stem for path in run_recipes()}
-
-
-FIRST, SECOND = plain_arm("first", "one"), plain_arm("second", "two")
-
-
-class Calls(Trainer):
-    """A trainer over two small recipes, with a ``fit`` that only writes down what it was asked."""
-
-    def __init__(self, work):
-        super().__init__({arm.name: arm for arm in (FIRST, SECOND)}, work)
-        self.calls = []
-
-    @property
-    def names(self):
-        return [name for name, _ in self.calls]
-
-
-@pytest.fixture
-def trainer(tmp_path, monkeypatch):
-    recipes = tmp_path / "recipes"
-    recipes.mkdir()
-    (recipes / "first.yaml").write_text("model: {routing: null}\n")
-    (recipes / "second.yaml").write_text("model: {stage2: {adapter: runs/first/adapter}}\n")
-    made = Calls(tmp_path / "work")
-
-    def fit(argv):
-        folder = Path(argv[argv.index("--output_dir") + 1])
-        made.calls.append((folder.name, argv))
-        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-        return 0
-
-    monkeypatch.setattr(arm_training, "recipe_path", lambda recipe: recipes / f"{recipe}.yaml")
-    monkeypatch.setattr(arm_training, "subtoken", fit)
-    return made
-
-
-def test_a_changed_recipe_trains_anew_with_all_that_stands_on_it(trainer, tmp_path):
-    trainer.adapter(SECOND, 0)
-    recipe = tmp_path / "recipes" / "first.yaml"
-    recipe.write_text(recipe.read_text() + "# a comment\n")
-    trainer.adapter(SECOND, 0)
-    assert trainer.names == ["first-seed0", "second-seed0"]
-    recipe.write_text(recipe.read_text() + "seed_everything: 3\n")
-    trainer.adapter(SECOND, 0)
-    assert trainer.names == ["first-seed0", "second-seed0"] * 2

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from benchmarks import real_frontier, real_needles, real_results, real_text, real_text_bytes, real_text_trained
-from benchmarks.real_ruler import compact, judges
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.recommend import FILE
@@ -112,33 +111,6 @@ def test_every_arm_of_one_budget_is_a_recipe(capsys):
         assert (cli.model.routing_config.warm_start is None) == (arm.start == "nothing")
         assert (cli.model.optimizer_config.learning_rate == 0) == ("LoRA" not in arm.learns)
         assert cli.trainer.max_steps == {"untrained": 1, "router and LoRA, 320 steps": 320}.get(arm.learns, 160)
-
-
-def write_arm(folder, name, eviction, scores, kept, prompt="p", groups="-", backbone="qwen05", device="cpu"):
-    place = folder / name / "ruler_synthetic"
-    place.mkdir(parents=True)
-    options = {"tasks": ["vt", "fwe"], "length": 1024, "samples_per_task": 2}
-    arm = {"backbone": backbone, "adapter": None, "reducer": "-", "groups": groups, "eviction": eviction}
-    manifest = {"arm": arm, "options": options, "expected_rows": 4, "settings": {"device": device}}
-    (place / "manifest.json").write_text(json.dumps(manifest))
-    samples = [
-        {"id": name, "prompt_sha256": prompt, "score": score, "region_bytes": kept, "region_dense_bytes": 100}
-        | {"index_bytes": 1}
-        for name, score in zip(("vt-0", "vt-1", "fwe-0", "fwe-1"), scores, strict=False)
-    ]
-    (place / "samples-0-of-1.jsonl").write_text("\n".join(map(json.dumps, samples[::-1])) + "\n")
-
-
-def test_a_record_has_finished_arms_and_tasks_that_the_full_cache_can_do(tmp_path, capsys):
-    write_arm(tmp_path, "full", "-", [1.0, 1.0, 0.0, 0.5], 99)
-    write_arm(tmp_path, "some", "kvzip 0.2", [1.0, 0.5, 1.0, 1.0], 21)
-    write_arm(tmp_path, "stopped", "snapkv 0.2", [1.0, 1.0], 21)
-    write_arm(tmp_path, "values", "-", [0.0] * 4, 89, groups="S16K12", backbone="qwen05-axes")
-    record = compact(tmp_path)
-    assert capsys.readouterr().out == "stopped: 2 of 4 answers, left out\n"
-    assert list(record["arms"]) == ["full cache", "kvzip 0.2", "S16K12, values turned"]
-    assert record["arms"]["kvzip 0.2"]["share"] == [0.22] * 4
-    assert judges(record) == ["vt"]
 
 
 def test_the_maps_of_needles_are_of_the_record():

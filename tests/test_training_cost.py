@@ -1,4 +1,4 @@
-"""The training-cost program: turns, the sides' input, what it counts, and what was recorded. Nothing here is timed."""
+"""The training-cost program: the sides' input, a unit, and what was recorded. Nothing here is timed."""
 
 import importlib
 import json

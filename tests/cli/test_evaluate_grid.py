@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,8 +11,10 @@ from subtoken_train.cli.main import main
 from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.evaluation.reporting.score_tables import PAPER_TASKS
 from subtoken_train.evaluation.results import Manifest, read_samples
+from subtoken_train.evaluation.runner import spec as suites
 from tests.support.commands import refused
 from tests.support.eval_runs import ADAPTERS
+from tests.support.places import ROOT
 from tests.support.report_results import answers, facts, paper_grid, register, write_run
 
 ROUTED = f"{ADAPTERS}/tiny_fastv25_s16k4"
@@ -41,6 +44,19 @@ def test_tasks_by_name(root, tmp_path, capsys):
     assert arm.anchor == anchor.name
     assert not anchor.trained
     assert evaluate(*arguments, "--eviction", "snapkv", "--eviction-keep", "0.5", "--scope", "visual") == 0
+
+
+@pytest.mark.slow
+def test_the_mini_suite(tmp_path, monkeypatch):
+    monkeypatch.setattr(suites, "SCENES", 40)
+    out = tmp_path / "mini"
+    assert evaluate("--suite", "mini", "--out", out, "--limit", 2) == 0
+    cells = [path.parent.relative_to(out) for path in out.glob("*/*/manifest.json")]
+    tasks = {cell.name for cell in cells}
+    assert tasks == {"recall", *(f"scenes_{name}" for name in ("pope", "textvqa", "gqa", "mmbench", "caption"))}
+    shipped = {path.name for path in (ROOT / ADAPTERS).iterdir()}
+    assert {Path(str(Manifest.read(out / cell).arm.adapter)).name for cell in cells} == shipped
+    assert all(len(read_samples(out / cell)) == 2 for cell in cells)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""``subtoken-train init``: what it writes of images, conversations and texts; its commands, pasted by a newcomer."""
+"""``subtoken-train init``: what it writes of images, conversations and texts into a folder of recipes and data."""
 
 import json
 import re

@@ -1,5 +1,6 @@
-"""AirCache, VL-Cache and TGV-KV against plain loops, derived examples, goldens; the papers' alternatives."""
+"""AirCache, VL-Cache and TGV-KV against plain loops and goldens; the papers' alternatives."""
 
+import pandas as pd
 import pytest
 import torch
 
@@ -54,7 +55,11 @@ def test_importance_of_elite_tokens(alpha):
         elite = plain_elite(view, 0, list(range(22, 27)), alpha)
         assert method.observers(view)[0].nonzero()[:, 0].tolist() == elite
         assert len(elite) == {0.0: 5, 1.0: 1}.get(alpha, len(elite))
-        assert torch.allclose(method.score(view).scores_BhN[0, 0], plain_importance(view, 0, elite), atol=1e-5)
+        found, expected = method.score(view), plain_importance(view, 0, elite)
+        assert torch.allclose(found.scores_BhN[0, 0], expected, atol=1e-5)
+        assert float(found.notes["strength"][0]) == pytest.approx(float(expected.sum()), rel=1e-4)
+        adjusted = pd.Series(expected[view.regions_BN[0] == V].tolist()).skew()  # Fisher's and Pearson's, too
+        assert float(found.notes["skewness"][0]) == pytest.approx(adjusted, rel=1e-3)
 
 
 @pytest.mark.parametrize(

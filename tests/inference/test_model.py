@@ -71,17 +71,6 @@ def test_a_picture_is_turned_as_its_file_says(vlm):
         assert torch.equal(vlm.inputs(QUESTION, image)["pixel_values"], vlm.inputs(QUESTION, upright)["pixel_values"])
 
 
-def test_a_context_and_layers_below_a_cut_report_their_budget(llm, vlm_adapter):
-    tokens(llm, (), TEXT, context_length=64)
-    report = llm.cache_report()
-    assert report.nominal_fraction == report.realised_fraction == 0.5 * (1 + 1 / 4) / 2
-    reducer = build_reducer("fastv", keep_ratio=0.25, stage="decoder")
-    model = SubTokenModel.from_pretrained(vlm_adapter.parent / "backbone", reducer=reducer)
-    tokens(model)
-    report = model.cache_report()
-    assert report.nominal_fraction == pytest.approx((2 + 0.25) / 3) == pytest.approx(report.realised_fraction)
-
-
 def test_a_region_that_keeps_nothing_is_said(vlm_adapter, recwarn):
     """The last three entries hold no picture; the default scope leaves a fourth of it, whatever the window."""
     path = vlm_adapter.parent / "backbone"

@@ -1,6 +1,7 @@
 """Distillation in training: what the teacher is, what a step's loss is, and that every arm trains under it."""
 
 import copy
+import json
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from subtoken_train.artifact.folder import read_adapter
 from subtoken_train.cli.main import main
 from subtoken_train.engine.build import assemble
 from subtoken_train.engine.modes import enable_checkpointing
@@ -35,6 +37,7 @@ from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
 
 MIXED = [(1, 7), (1, 5), (0, 6)]
+ON = "--model.distillation={weight: 0.5, temperature: 2}"
 
 
 class Trainer:
@@ -163,6 +166,27 @@ def test_checkpointing_and_weight_zero_change_no_gradient(tiny_family):
     again = gradients(module, module.training_step((batch, 6, 1), 0))
     assert all(torch.allclose(again[name], distilled[name], atol=1e-6) for name in plain)
     assert any(not torch.allclose(plain[name], distilled[name], atol=1e-4) for name in plain)
+
+
+@pytest.mark.slow
+def test_stage_2_keeps_its_first_lora_frozen_and_says_what_it_learned(tiny_run, tmp_path):
+    assert main(tiny_run("--trainer.max_steps=1", "--model.routing=null", output="first")) == 0
+    first = tmp_path / "first" / "adapter"
+    stage2 = ["--model.lora=null", f"--model.stage2.adapter={first}", "--trainer.max_steps=2", ON]
+    assert main(tiny_run(*stage2, output="second")) == 0
+    folder = tmp_path / "second" / "adapter"
+    name = "adapter_model.safetensors"
+    assert (folder / name).read_bytes() == (first / name).read_bytes()
+    config, _, _ = read_adapter(folder)
+    assert config.training["distillation"] == {"weight": 0.5, "temperature": 2.0}
+    assert (
+        "distilled from the uncompressed backbone (weight 0.5, temperature 2.0)" in (folder / "README.md").read_text()
+    )
+    config = json.loads((folder / "subtoken_config.json").read_text())
+    config["training"]["distillation"] = "yes"
+    (folder / "subtoken_config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"training\.distillation"):
+        read_adapter(folder)
 
 
 @sampled(

@@ -16,7 +16,7 @@ from subtoken_train.evictions.kvzip import TokenScorers
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import load_family
 from tests.support.commands import refused
-from tests.support.helpers import interrupted_fit, moved_by_fit
+from tests.support.helpers import interrupted_fit, last_state, moved_by_fit
 from tests.support.prompt_views import settings_for
 from tests.support.run_folders import adapter_tensors, content, same_tensors
 from tests.support.training_memory import save_language_model, text_recipe
@@ -83,6 +83,15 @@ def test_resume_with_another_recipe_is_refused(tiny_run, finished, capsys):
     assert "trained tensors differ, first compressed.bank" in refused(capsys, *other)
     (finished / "moved.yaml").rename(finished / "recipe.yaml")
     assert content(finished) == before
+
+
+@pytest.mark.slow
+def test_a_longer_run_says_what_differs(tiny_run, finished, capsys):
+    assert main(tiny_run("--resume", "--trainer.max_steps=2", "--data.num_workers=1")) == 0
+    said = capsys.readouterr().err
+    assert f"resuming from {finished / 'checkpoints' / 'step-1'}" in said
+    assert "schedule: trainer.max_steps: 1, here 2" in said
+    assert last_state(finished)["global_step"] == 2
 
 
 BYTES = {"num_groups": 8, "kept_groups": 8, "budget": "bytes", "byte_share": 0.25, "sinks": 2, "window": 2}
