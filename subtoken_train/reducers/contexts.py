@@ -215,6 +215,7 @@ def _check_serves(method: Eviction) -> None:
         (method.reads_question, "reads the question's rows, which training predicts"),
         ("inputs" in method.needs, "reads what a layer projects, which a context reducer is not shown"),
         (method.across_layers, "divides its budget between layers or heads, and here all keep as many tokens"),
+        (method.name == "triattention", "foretells what is read after the prompt, which a reducer does not know"),
         (method.merges != "none", "merges what it evicts into what stays, and a training pass leaves it out"),
     )
     if why := next((words for found, words in does_not_serve if found), ""):

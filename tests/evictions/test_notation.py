@@ -140,11 +140,13 @@ OUT_OF_RANGE = {
     "per_layer(knorm)": {"shares": [[1, -1], [1, NAN], [1, 1e308], [1, 10**400], [1, "2"], [1, True]]},
     "pyramidkv": {"beta": [0], "window": [0]},
     "quest_steps": {"page_size": [0], "least_pages": [0], "dense_layers": [-1]},
+    "rkv": {"window": [0], "kernel": [2], "importance": [1.5, NAN], "alike": [-1.5]},
     "simlayerkv": {"sinks": [-1], "rows": [0], "recent": [0, 1.5]},
     "snapkv": {"kernel": [4, -1], "window": [0, -1, 0.0, 1.0, -0.1, 64.0, 1.5]},
     "sparsemm": {"kernel": [2]},
     "streaming_llm": {"sinks": [-1]},
     "tgv_kv": {"window_size": [0]},
+    "triattention": {"furthest": [0, 10**9], "window": [1.0]},
     "vl_cache": {"threshold": [0.0], "recent": [2.0], "least": [-1.0], "window_size": [0]},
 }
 REFUSED = [

@@ -119,8 +119,15 @@ def test_what_cannot_go_first_is_refused(name):
 
 PLAIN_LEVELS = {"selector": "none", "layout": "contiguous", "groups": "8/3", "budget": "per_token", "precision": "fp32"}
 OWN_BUDGETS = {"budgets": "uniform"}
-SETTINGS = {"snapkv": {"window": 4}, "aircache": OWN_BUDGETS, "vl_cache": OWN_BUDGETS, "tgv_kv": OWN_BUDGETS}
+SETTINGS = {
+    "snapkv": {"window": 4},
+    "rkv": {"window": 2},
+    "aircache": OWN_BUDGETS,
+    "vl_cache": OWN_BUDGETS,
+    "tgv_kv": OWN_BUDGETS,
+}
 METHODS = {name: build_eviction(name, **SETTINGS.get(name, {})) for name in (*EVICTIONS, "ada(h2o)", "critical(tova)")}
+del METHODS["triattention"]  # whose numbers are those of one backbone
 BY_LAYER = [name for name, method in METHODS.items() if not (method.across_layers or "second_pass" in method.needs)]
 
 

@@ -28,7 +28,7 @@ from subtoken_train.inference.prompt_inputs import read_messages
 from subtoken_train.inference.text_prompts import EncodedText, encode_messages, text_batch
 from subtoken_train.types import Batch
 from tests.support.places import ROOT, real_folder
-from tests.support.prompt_views import NEEDED, drawn_heads, drawn_nets, written
+from tests.support.prompt_views import NEEDED, drawn_centres, drawn_heads, drawn_nets, written
 from tests.support.sampling import quick
 from tests.support.truth_cells import from_truth
 
@@ -68,10 +68,12 @@ def numbers_of(method: str):
         return LayerShares([KEEP], [draw[:, 0, 0].abs().tolist()])
     if method == "kvzap":
         return drawn_nets(LAYERS, HEADS, MODEL)
+    if method == "triattention":
+        return drawn_centres(LAYERS, 3 * HEADS, WIDTH)
     return drawn_heads(LAYERS, HEADS) if method in ("headkv", "sparsemm") else HeadDirections(draw.tolist())
 
 
-PLAIN = [name for name in dict.fromkeys([*METHODS, *SETTINGS]) if name not in NEEDED]
+PLAIN = [name for name in dict.fromkeys([*METHODS, *SETTINGS]) if name not in (*NEEDED, "triattention")]
 EVERY = [Case(name, settings=SETTINGS.get(name, {})) for name in PLAIN]
 EVERY += [Case(name, calibrated=True) for name in METHODS if hasattr(build_eviction(name), "calibration")]
 CASES = {str(case): case for case in EVERY}
@@ -80,7 +82,7 @@ CASES = {str(case): case for case in EVERY}
 def test_every_text_eviction_and_every_wrapper_has_a_case():
     names = {name for case in CASES.values() for name in notation_names(case.notation)}
     assert names == {*METHODS, *WRAPPERS}
-    assert sum(case.calibrated for case in CASES.values()) == 6
+    assert sum(case.calibrated for case in CASES.values()) == 7
 
 
 @pytest.fixture(scope="module")

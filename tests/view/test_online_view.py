@@ -146,7 +146,8 @@ def test_what_is_declared():
     rows = {name: online.rows for name, online in found.items() if online is not None}
     of_all, of_last = (
         ("h2o", "look_m", "kvcompose"),
-        {"streaming_llm": 0, "tova": 1, "snapkv": 64, "cake": 32, "headkv": 32, "sparsemm": 32, "kvzap": 0},
+        {"streaming_llm": 0, "tova": 1, "snapkv": 64, "cake": 32, "headkv": 32, "sparsemm": 32, "kvzap": 0}
+        | {"triattention": 0, "rkv": 8},
     )
     assert rows == dict.fromkeys(of_all) | of_last
 
