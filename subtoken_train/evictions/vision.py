@@ -5,7 +5,7 @@ Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, 
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -185,9 +185,7 @@ class VLCache(Eviction):
         return protect_last(scores, scores.notes["entries"], window_B)
 
 
-def post_vision_statistics(
-    blocks: Iterable[tuple[Tensor, Tensor]], entries_BN: Tensor, threshold: float
-) -> tuple[Tensor, Tensor]:
+def post_vision_statistics(blocks: Iterable[Any], entries_BN: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     """Column sums of the rows' attention [B, H, N] in fp32, and how dense it is (1 - equation 2), [B, H].
 
     Attention counts as zero below ``threshold`` of its row's largest (equation 1).

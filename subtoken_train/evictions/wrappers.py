@@ -331,7 +331,11 @@ class Ada(Wrapper):
                 if bool((scores_BhN.masked_fill(~free_BN[:, None], 0.0) < 0).any()):
                     name = self.inside[-1].name
                     raise ValueError(f"ada normalise compares sums of scores, and those of {name} are below 0")
-                scores_BhN = scores_BhN * concentration(scores_BhN, free_BN, best_B)
+                best_BhN = scores_BhN.masked_fill(~free_BN[:, None], 0.0).sort(dim=-1, descending=True).values
+                within_BN = torch.arange(best_BhN.shape[-1], device=best_B.device) < best_B[:, None]
+                sum_Bh1, least = best_BhN.sum(-1, keepdim=True), torch.finfo(torch.float32).tiny
+                share_Bh1 = (best_BhN * within_BN[:, None]).sum(-1, keepdim=True) / sum_Bh1.clamp(min=least)
+                scores_BhN = scores_BhN * torch.where(sum_Bh1 > 0, share_Bh1, 1.0)
             own, share = (scores_BhN, competes_BN, its.protected_BN, total_LB[layer]), exact(self.alpha)
             if self.safeguard == "floor":
                 counted.append(pair_counts(*own, own[-1] * share.numerator // (share.denominator * heads)))
@@ -364,12 +368,3 @@ def blended(won_Bh: Tensor, competes_BN: Tensor, protected_BN: Tensor, alpha: fl
     least_B = torch.minimum(protected_B.clamp(min=1), total_B // heads)
     entries_hB = competes_BN.sum(-1).expand(heads, -1)
     return divide_budget(share_hB, total_B, least_B.expand(heads, -1), entries_hB).T.to(won_Bh.device)
-
-
-def concentration(scores_BhN: Tensor, free_BN: Tensor, count_B: Tensor) -> Tensor:
-    """The share of each head's sum of scores that its best entries hold, [B, h, 1]; 1 where that sum is 0."""
-    best = scores_BhN.masked_fill(~free_BN[:, None], 0.0).sort(dim=-1, descending=True).values
-    within = torch.arange(best.shape[-1], device=best.device) < count_B[:, None]
-    sum_Bh1 = best.sum(-1, keepdim=True)
-    share = (best * within[:, None]).sum(-1, keepdim=True) / sum_Bh1.clamp(min=torch.finfo(best.dtype).tiny)
-    return torch.where(sum_Bh1 > 0, share, 1.0)

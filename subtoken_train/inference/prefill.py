@@ -115,7 +115,10 @@ def prefill(
     """
     family, compression = backbone.family, with_gates(backbone, compression)
     check_before_prefill(backbone, prompts, compression)
-    _warn_of_length(prompts, family)
+    bound = position_bound(family.decoder.config)
+    if bound is not None and prompts.input_ids_BN.shape[1] > bound:  # of a picture positions are fewer under mRoPE
+        shown_BN = prompts.regions_BN != Region.PADDING
+        warn_beyond(family.decoder.config, int(family.positions(prompts).masked_fill(~shown_BN, -1).max()) + 1)
     use_packed_attention(family.decoder.config)
     eviction = None
     if compression.eviction is not None:
@@ -300,13 +303,6 @@ def decode_joined(backbone: CompressedBackbone, token_ids_B1: Tensor, caches: Se
     for cache in caches:
         cache.advance(1)
     return logits_BV
-
-
-def _warn_of_length(prompts: Batch, family: Family) -> None:
-    bound, tokens = position_bound(family.decoder.config), prompts.input_ids_BN.shape[1]
-    if bound is not None and tokens > bound:  # under mRoPE a picture takes fewer positions than it has tokens
-        shown_BN = prompts.regions_BN != Region.PADDING
-        warn_beyond(family.decoder.config, int(family.positions(prompts).masked_fill(~shown_BN, -1).max()) + 1)
 
 
 def _warn_of_tasks(prompts: Batch, eviction: EvictionPass, family: Family) -> None:
