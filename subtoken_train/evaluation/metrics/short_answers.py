@@ -89,10 +89,7 @@ class RelaxedAccuracy(MeanScores):
 
 
 def relaxed_match(prediction: str, target: str) -> bool:
-    """Tell whether two numbers differ by at most 5 % of the target, or two texts only in case.
-
-    A number is what Python's ``float`` reads, or that before "%", in hundredths; "1,200" and a target of 0 are texts.
-    """
+    """Tell whether numbers (``float``'s, or hundredths with "%") differ by 5 % at most, or texts only in case."""
     predicted, wanted = _number(prediction), _number(target)
     if predicted is None or not wanted:
         return prediction.lower() == target.lower()
@@ -218,11 +215,7 @@ class SoftAccuracy(MeanScores):
 
 
 class VQAv2Accuracy(MeanScores):
-    """``llava_accuracy`` of answers that ten people gave, too (``answers``): the official scorer's.
-
-    The prediction is read as LLaVA submits it, through ``evalai_answer``: models say "Yes", and people "yes". The
-    sub-token paper names no scorer: a reading.
-    """
+    """``llava_accuracy``: the official scorer's, after ``evalai_answer``; the sub-token paper names none."""
 
     names = ("llava_accuracy",)
 

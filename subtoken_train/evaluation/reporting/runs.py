@@ -80,10 +80,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Run:
-    """One arm, trained with one seed, on one task; ``samples`` are the answered ones in order, a frame of ``SAMPLES``.
-
-    ``one_token``: all that is scored comes from the prompts' last rows; ``subtasks``: those with an answered sample.
-    """
+    """An arm, seed and task; ``one_token``: what is scored is of prompts' last rows; ``subtasks``: answered ones."""
 
     folder: Path
     manifest: Manifest

@@ -221,11 +221,7 @@ def _of_arm(runs: Sequence[Run], moot: bool) -> dict[str, Estimate]:
 
 @dataclass(frozen=True)
 class ArmRow:
-    """An arm in a table, and its anchor if that is among the results.
-
-    ``differences``: column -> arm minus anchor, or words where the two cannot be paired; ``anchor_ratio``: the anchor's
-    measured KV over the arm's, without the index, on the tasks of both.
-    """
+    """An arm in a table, its anchor, differences (or why none), and the anchor's measured KV over its own."""
 
     arm: ArmResults
     anchor: ArmResults | None

@@ -229,11 +229,7 @@ def parquet_files(folder: Path, split: str, config: str | None = None) -> list[P
 def read_split(
     task: Task, split: str, columns: Sequence[str], images: Sequence[str] = (), config: str | None = None
 ) -> list[FileRow]:
-    """Read all rows of one split of the task's Parquet set: the columns at once, images when they are asked for.
-
-    ``datasets`` converts the files once, into its own cache. An image may be the one entry of a list. Shards that are
-    missing are no error here: ``check_complete`` names them.
-    """
+    """Read all rows of a split of the task's Parquet set, images when asked for; ``datasets`` converts it once."""
     source = task_source(task)
     label = split if config is None else f"{config}, {split}"
     if isinstance(source, str):

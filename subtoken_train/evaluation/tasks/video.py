@@ -22,10 +22,7 @@ from subtoken_train.outputs import write_whole
 
 @dataclass
 class VideoTask(Task):
-    """Questions about frames, whose answers only a judge can score: a run leaves ``judge.tsv`` beside its records.
-
-    ``frames`` of each video are shown, evenly spaced over its folder's. LLaVA-1.5's 4,096 tokens hold six.
-    """
+    """Questions about ``frames`` spaced over a folder's, which a judge alone scores, by the run's ``judge.tsv``."""
 
     frames: int = 8
 
