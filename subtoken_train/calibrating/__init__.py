@@ -24,7 +24,7 @@ CALIBRATORS: Registry[Calibrator] = Registry(
         "threshold": "layers:ThresholdCalibrator",
         "lkv": "heads:BudgetCalibrator",
         "kvzap": "token_scorers:ScorerCalibrator",
-        "triattention": "centres:CentreCalibrator",
+        "triattention": "layers:CentreCalibrator",
         "fitprune": "layers:PruneCalibrator",
     },
 )

@@ -1,4 +1,4 @@
-"""Calibrations of layers, read off prompts: PrefixKV, Q-Filters, FitPrune, KVzap, and thresholds.
+"""Calibrations of layers, read off prompts: PrefixKV, Q-Filters, TriAttention, FitPrune, KVzap, and thresholds.
 
 Legend: B batch, M rows of a layer, N rows, H query heads, h key-value heads, d head width, L layers, R budgets, P
 prompts, n entries, D model width.
@@ -19,8 +19,9 @@ from subtoken_train.engine.prompt_pass import Rows
 from subtoken_train.errors import MAX_COUNT
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.h2o import LayerShares, PrefixKV
-from subtoken_train.evictions.queries import HeadDirections, directions, query_moments
+from subtoken_train.evictions.queries import HeadDirections, QueryCentres, directions, pair_lengths, query_moments
 from subtoken_train.evictions.thresholds import WINDOW, ScoredPrompt, ThresholdRecord, mean_threshold, scale_of
+from subtoken_train.families.positions import rotary_kind
 from subtoken_train.inference.compression import Compression, method_record
 from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.inference.prefill import check_context_first, contexts_of
@@ -99,6 +100,37 @@ class DirectionCalibrator(Calibrator):
         heads = backbone.family.shape.num_kv_heads
         found = [directions(grams[layer], sums[layer], heads)[0].tolist() for layer in sorted(grams)]
         return HeadDirections(rounded(found))
+
+
+@dataclass(frozen=True)
+class CentreCalibrator(Calibrator):
+    """Means over all rows of all prompts; see ``QueryCentres``."""
+
+    name: ClassVar[str] = "triattention"
+    any_text: ClassVar[bool] = True
+
+    def check(self, backbone: CompressedBackbone) -> None:
+        if backbone.family.length_dependent:
+            words = f"{rotary_kind(backbone.family.decoder.rotary_emb)!r} positions, which change with the length"
+            raise ValueError(f"triattention cannot foretell attention under {words}; use snapkv or rkv")
+
+    @torch.no_grad()
+    def numbers(self, backbone: CompressedBackbone, batches: Batches) -> QueryCentres:
+        use_packed_attention(backbone.family.decoder.config)
+        sums: dict[int, Tensor] = {}
+
+        def observe(layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
+            rotation = backbone.family.rotation(layer, rows.position)
+            query_BHMd = rotation.turn_back(query)
+            marks_B1M1 = rows.visible_BM[:, None, :, None]
+            each = query_BHMd, pair_lengths(query_BHMd, rotation), torch.ones_like(query_BHMd)
+            found = torch.stack([(x.double() * marks_B1M1).sum((0, 2)).cpu() for x in each])
+            sums[layer] = sums.get(layer, 0) + found
+
+        for batch in batches:
+            backbone.run(batch, pad_left=True, observer=observe)
+        mean_LHd, length_LHd, count_LHd = torch.stack([sums[layer] for layer in sorted(sums)], 1)
+        return QueryCentres(*(rounded((x / count_LHd).tolist()) for x in (mean_LHd, length_LHd)))
 
 
 TARGETS = [tenth / 10 for tenth in range(9, 0, -1)]

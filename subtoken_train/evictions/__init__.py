@@ -56,8 +56,8 @@ EVICTIONS: Registry[Eviction] = Registry(
         "simlayerkv": "duo_attention:SimLayerKV",
         "cur": "keys:CUR",
         "finch": "queries:Finch",
-        "triattention": "answers:TriAttention",
-        "rkv": "answers:RKV",
+        "triattention": "queries:TriAttention",
+        "rkv": "snapkv:RKV",
     },
 )
 

@@ -235,3 +235,12 @@ def _ranked(scores_BhN: Tensor, competes_BN: Tensor, protected_BN: Tensor) -> Te
     class_BN = torch.where(competes_BN, torch.where(protected_BN, 2, 1), 0)
     within_BhN = torch.where(protected_BN[:, None], places_N, rising_BhN)
     return ((class_BN << 32)[:, None] + within_BhN) * length + (length - 1 - places_N)
+
+
+def fitting(name: str, window: float, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
+    """The scores; a window of a fixed length whose competing entries are more than may stay is refused."""
+    least_B = count_Bh if count_Bh.dim() == 1 else count_Bh.amin(-1)
+    if isinstance(window, int) and bool(((scores.protected_BN & competes_BN).sum(-1) > least_B).any()):
+        words = f"{name} window={window} is larger than the budget of {int(least_B.min())} entries"
+        raise ValueError(f"{words}; use a smaller window (0.1: a share of the budget) or a larger eviction_keep")
+    return scores

@@ -1,11 +1,12 @@
 """Methods by who asks: the prompt's last row, the question, each step of decoding, all queries, those still to come.
 
-TOVA, Finch, Quest, Q-Filters and ExpectedAttention.
+TOVA, Finch, Quest, Q-Filters, ExpectedAttention and TriAttention.
 
-Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, G = H / h, d head width, L layers.
+Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, G = H / h, d head width, r of
+its channels that are turned, L layers.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import ClassVar
 
@@ -13,10 +14,11 @@ import torch
 from torch import Tensor
 
 from subtoken_train.calibrations import CalibratedNumbers, check_table, table_words
-from subtoken_train.evictions.base import Eviction
+from subtoken_train.evictions.base import Eviction, fitting, layer_count, protect_last
 from subtoken_train.evictions.budgets import competing_counts
-from subtoken_train.evictions.observers import over_groups, task_rows
+from subtoken_train.evictions.observers import over_groups, share_of, task_rows, window_setting
 from subtoken_train.functional.gather import last_marked
+from subtoken_train.functional.rotary import Rotation
 from subtoken_train.types import Region
 from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Candidates, Scale, Scores
@@ -264,3 +266,104 @@ def expected_logits(mean_BHd: Tensor, covariance_BHdd: Tensor | None, key_BhNd: 
         spread_BhNG = (seen_BhNGd @ key_BhNd[..., None])[..., 0]
         logits_BhGN = logits_BhGN + spread_BhNG.transpose(-1, -2) * (0.5 * scale**2)
     return logits_BhGN.reshape(batch, heads, length)
+
+
+DISTANCES = 17  # from 1 to 65,536
+
+
+@dataclass(frozen=True)
+class QueryCentres(CalibratedNumbers):
+    """Queries of every layer and query head before their rotary embedding, each [L, H, d].
+
+    ``mean``: their mean. ``length``: mean length of the pair that a channel is turned in, at both of its channels.
+    """
+
+    mean: list[list[list[float]]]
+    length: list[list[list[float]]]
+
+    def __post_init__(self) -> None:
+        for name, table_LHd, low in (("mean", self.mean, -1e6), ("length", self.length, 0)):
+            for layer, table_Hd in enumerate(table_LHd):
+                check_table(f"{name}[{layer}]", table_Hd, low, 1e6)
+        shapes = {(len(table), len(table[0])) for table in (*self.mean, *self.length)}
+        if len(shapes) != 1 or len(self.mean) != len(self.length):
+            raise ValueError("mean and length must hold a table for every layer, all of one shape")
+
+    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
+        layers, heads, width = len(self.mean), len(self.mean[0]), len(self.mean[0][0])
+        if (layers, heads % num_kv_heads, width) != (num_layers, 0, head_dim):
+            found = f"mean has {layers} layers of {heads} query heads of width {width}"
+            raise ValueError(f"{found}, and the backbone {num_layers} of a multiple of {num_kv_heads} of {head_dim}")
+
+    def words(self) -> str:
+        mean_LH, length_LH = (torch.tensor(each).norm(dim=-1) for each in (self.mean, self.length))
+        share_LH = 2**0.5 * mean_LH / length_LH.clamp(min=1e-12)
+        return table_words("concentration of every head's queries (1: all alike), a line per layer", share_LH.tolist())
+
+
+def pair_lengths(vectors_BhNd: Tensor, rotation: Rotation) -> Tensor:
+    """Length of the pair that each channel is turned in, [B, h, N, d]; of one that is not, itself twice."""
+    quarter = replace(rotation, cos_BNr=torch.zeros_like(rotation.cos_BNr), sin_BNr=torch.ones_like(rotation.sin_BNr))
+    return torch.hypot(vectors_BhNd.float(), quarter.turn(vectors_BhNd))
+
+
+@dataclass(frozen=True)
+class TriAttention(Eviction):
+    """TriAttention (2026): the attention that a head's mean query is going to pay, at distances that double.
+
+    Source: arXiv 2604.04921 and its code (WeianMao/triattention). Before their rotary embedding a head's queries lie
+    around one centre, which ``subtoken-train calibrate triattention`` finds; the logit of an entry at a distance is
+    then a sum of cosines, one per frequency. Its mean over the distances 1, 2, 4, ... after the next position, plus,
+    per frequency, the key's length times what the queries' mean length is above their mean's, is the score. A query
+    head's scores are standardised, a group's largest counts. The cached, turned key is scored as it is.
+
+    One set for all heads or layers is not offered.
+
+    Attributes:
+        calibration: file of the mean queries; needed.
+        window: last entries that always stay, inside the budget; a whole number, or a share of the budget.
+    """
+
+    name: ClassVar[str] = "triattention"
+    online: ClassVar[Online] = Online(rows=0)
+    calibrates: ClassVar[type[CalibratedNumbers]] = QueryCentres
+
+    calibration: str | None = None
+    window: int | float = window_setting(0.1)
+
+    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
+        self.read_numbers()
+
+    def score(self, view: View) -> Scores:
+        numbers, key_BhNd, entries_B1N = self.read_numbers(), view.key_BhNd.float(), view.entries_BN[:, None]
+        distance_D = 2 ** torch.arange(DISTANCES, device=key_BhNd.device)
+        rotation = view.rotate(view.next_position + distance_D).mean()
+        samples = len(key_BhNd) // view.heads
+
+        def of_rows(table_Hd: list[list[float]]) -> Tensor:
+            own_hHd = torch.tensor(table_Hd, device=key_BhNd.device).view(view.heads, -1, key_BhNd.shape[-1])
+            return own_hHd.repeat(samples, 1, 1)[:, :, None]  # while tokens are decoded, a sample's heads are rows
+
+        mean_BH1d, length_BH1d = of_rows(numbers.mean[view.layer]), of_rows(numbers.length[view.layer])
+        spread_BH1d = (length_BH1d - pair_lengths(mean_BH1d, rotation)).clamp(min=0)
+        spread_BH1d[..., rotation.cos_BNr.shape[-1] :] = 0
+        scores_BHN = grouped_products(rotation.turn(mean_BH1d), key_BhNd)
+        scores_BHN += grouped_products(spread_BH1d, pair_lengths(key_BhNd, rotation)) / 2  # pairs stand there twice
+        count_B11 = view.entries_BN.sum(-1).clamp(min=1)[:, None, None]
+        centred_BHN = (scores_BHN - (scores_BHN * entries_B1N).sum(-1, keepdim=True) / count_B11) * entries_B1N
+        deviation_BH1 = (centred_BHN.square().sum(-1, keepdim=True) / count_B11).sqrt().clamp(min=1e-6)
+        scores_BhN = over_groups(centred_BHN / deviation_BH1, key_BhNd.shape[1], "max")
+        return Scores(scores_BhN, torch.zeros_like(view.entries_BN), notes={"entries": view.entries_BN})
+
+    def at_budget(self, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
+        count_B, window = layer_count(count_Bh), self.window
+        last_B = torch.full_like(count_B, window) if isinstance(window, int) else share_of(count_B, window)
+        protected = protect_last(scores, scores.notes["entries"], last_B)
+        return fitting(self.name, window, protected, competes_BN, count_Bh)
+
+
+def grouped_products(query_BHnd: Tensor, key_BhNd: Tensor) -> Tensor:
+    """Products of one query per head (n = 1) with its key-value head's keys, [B, H, N]."""
+    batch, heads, _, width = query_BHnd.shape
+    grouped = query_BHnd.view(batch, key_BhNd.shape[1], -1, width) @ key_BhNd.transpose(-1, -2)
+    return grouped.reshape(batch, heads, -1)

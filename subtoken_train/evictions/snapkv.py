@@ -1,7 +1,7 @@
-"""Methods by the last rows of a prompt: SnapKV, PyramidKV and CAKE, HeadKV and SparseMM.
+"""Methods by the last rows of a prompt: SnapKV, PyramidKV and CAKE, HeadKV and SparseMM, R-KV.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, W rows of the window, L layers; while
-tokens are decoded R rows, c key heads of a row; T heads of all layers.
+tokens are decoded R rows, c key heads of a row; T heads of all layers, n rows of a block.
 """
 
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.calibrations import CalibratedNumbers, check_table, check_table_shape, table_words
-from subtoken_train.evictions.base import Eviction
+from subtoken_train.evictions.base import Eviction, fitting
 from subtoken_train.evictions.budgets import competing_counts, divide_budget, protected_counts
 from subtoken_train.evictions.observers import (
     GroupReduction,
@@ -22,6 +22,7 @@ from subtoken_train.evictions.observers import (
     window_rows,
     window_setting,
 )
+from subtoken_train.functional.gather import take_rows
 from subtoken_train.view.method import by_settings, setting
 from subtoken_train.view.scores import Candidates, Scale, Scores
 from subtoken_train.view.view import Need, Online, View
@@ -344,3 +345,74 @@ class SparseMM(HeadKV):
 
     kernel: int = kernel_setting(5)
     pooling: Pooling = "avg"
+
+
+BLOCK = 256  # rows of similarities at once
+
+
+@dataclass(frozen=True)
+class RKV(Eviction):
+    """R-KV (Cai et al., 2025): attention of the last rows, less how much an entry's key repeats others.
+
+    Source: "R-KV: Redundancy-aware KV Cache Compression for Reasoning Models" (2505.24133) and its code
+    (Zefan-Cai/R-KV). Importance: logits of the window's rows, the largest of a group, softmax over the entries before
+    the window, mean over rows, maximum of neighbours. Redundancy: mean cosine similarity of an entry's key to all keys,
+    softmax over the entries; of the entries that are more alike to a key than ``alike``, the latest does not count. The
+    score is ``importance`` times the first less the rest of 1 times the second. Where no entry is that alike, the
+    release leaves out the first one; here nothing is.
+
+    Attributes:
+        window: last entries, which observe and stay, inside the budget; a whole number, or a share of the budget.
+        kernel: neighbours whose largest importance counts, odd.
+        importance: the paper's lambda.
+        alike: similarity from which an entry repeats another.
+    """
+
+    name: ClassVar[str] = "rkv"
+
+    window: int | float = window_setting(8)
+    kernel: int = kernel_setting(7)
+    importance: float = setting(0.1, 0, 1)
+    alike: float = setting(0.5, -1, 1)
+
+    online = by_settings(lambda self: Online(rows=self.window if isinstance(self.window, int) else None))
+    observing_rows = by_settings(lambda self: self.window if isinstance(self.window, int) else None)
+
+    def score(self, view: View) -> Scores:
+        window_BN, index_BW = window_rows(view, self.window)
+        before_BN = view.entries_BN & ~window_BN
+        important_BhN = neighbours_pooled(window_attention(view, index_BW, before_BN), before_BN, self.kernel, "max")
+        repeated_BhN = redundancy(view.key_BhNd, view.entries_BN, self.alike)
+        return Scores(self.importance * important_BhN - (1 - self.importance) * repeated_BhN, window_BN)
+
+    def at_budget(self, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
+        return fitting(self.name, self.window, scores, competes_BN, count_Bh)
+
+
+def window_attention(view: View, index_BW: Tensor, before_BN: Tensor) -> Tensor:
+    """Attention of rows over what is before them, of each group's largest logits, mean over the rows, [B, h, N]."""
+    batch, kv_heads, length, width = view.key_BhNd.shape
+    place_BW = index_BW - (length - view.query_BHNd.shape[2])
+    seen_BW = (index_BW >= 0) & (place_BW >= 0)
+    query_BHWd = take_rows(view.query_BHNd.transpose(1, 2), place_BW.clamp(min=0)).transpose(1, 2).float()
+    grouped = query_BHWd.reshape(batch, kv_heads, -1, width)  # the rows of a group's query heads, head after head
+    logits = grouped @ view.key_BhNd.float().transpose(-1, -2) * view.scale
+    logits = logits.view(batch, kv_heads, -1, index_BW.shape[1], length)
+    least = torch.finfo(torch.float32).min
+    paid_BhWN = logits.amax(2).masked_fill(~before_BN[:, None, None], least).softmax(-1) * seen_BW[:, None, :, None]
+    mean_BhN = paid_BhWN.sum(2) / seen_BW.sum(-1).clamp(min=1)[:, None, None]
+    return mean_BhN.masked_fill(~before_BN[:, None], 0.0)
+
+
+def redundancy(key_BhNd: Tensor, entries_BN: Tensor, alike: float) -> Tensor:
+    """Softmax over the entries of each key's mean similarity to all keys, its own left out, [B, h, N] in fp32."""
+    key_BhNd = key_BhNd.float() * entries_BN[:, None, :, None]
+    key_BhNd = key_BhNd / (key_BhNd.norm(dim=-1, keepdim=True) + 1e-8)
+    total_BhN, place_N = torch.zeros_like(key_BhNd[..., 0]), torch.arange(key_BhNd.shape[2], device=key_BhNd.device)
+    for rows_n in torch.split(place_N, BLOCK):
+        similar_BhnN = key_BhNd[:, :, rows_n] @ key_BhNd.transpose(-1, -2)
+        similar_BhnN.masked_fill_(rows_n[:, None] == place_N, 0.0)
+        latest_Bhn1 = torch.where(similar_BhnN > alike, place_N, -1).amax(-1, keepdim=True)
+        total_BhN += similar_BhnN.masked_fill_(place_N == latest_Bhn1, 0.0).sum(2)
+    mean_BhN = total_BhN / entries_BN.sum(-1).clamp(min=1)[:, None, None]
+    return mean_BhN.masked_fill(~entries_BN[:, None], torch.finfo(torch.float32).min).softmax(-1)

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from subtoken_train.calibrating.centres import CentreCalibrator
+from subtoken_train.calibrating.layers import CentreCalibrator
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.answers import QueryCentres
+from subtoken_train.evictions.queries import QueryCentres
 from subtoken_train.families.positions import LENGTH_DEPENDENT
 from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Region
@@ -24,7 +24,7 @@ RUNS = [(pad, dtype) for pad in ("left", "right") for dtype in (torch.float32, t
 
 def methods():
     return [
-        build_eviction("triattention", furthest=64, **settings_for("triattention")),
+        build_eviction("triattention", **settings_for("triattention")),
         build_eviction("rkv", window=3, kernel=3, importance=0.3, alike=0.2),
     ]
 
@@ -33,7 +33,7 @@ def foretold(method, view, sample, head):
     """A query head's scores of all rows of a sample before they are standardised, frequency by frequency."""
     numbers, scores = method.read_numbers(), []
     mean, length = numbers.mean[view.layer][head], numbers.length[view.layer][head]
-    distances = [2**i for i in range(7)]
+    distances = [2**i for i in range(17)]
     for key in view.key_BhNd[sample, head // GROUP].tolist():
         score = 0.0
         for i in range(HALF):

@@ -146,7 +146,7 @@ OUT_OF_RANGE = {
     "sparsemm": {"kernel": [2]},
     "streaming_llm": {"sinks": [-1]},
     "tgv_kv": {"window_size": [0]},
-    "triattention": {"furthest": [0, 10**9], "window": [1.0]},
+    "triattention": {"window": [1.0]},
     "vl_cache": {"threshold": [0.0], "recent": [2.0], "least": [-1.0], "window_size": [0]},
 }
 REFUSED = [

@@ -10,8 +10,8 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from subtoken_train.calibrations import Calibration, CalibrationData, write_calibration
 from subtoken_train.evictions import notation_names
-from subtoken_train.evictions.answers import QueryCentres
 from subtoken_train.evictions.kvzip import TokenScorers
+from subtoken_train.evictions.queries import QueryCentres
 from subtoken_train.evictions.snapkv import HeadScores
 from subtoken_train.families.family import Family, shapes_digest
 from subtoken_train.functional.rotary import Rotation
