@@ -23,7 +23,7 @@ CALIBRATORS: Registry[Calibrator] = Registry(
         "sparsemm": "heads:VisualCalibrator",
         "threshold": "layers:ThresholdCalibrator",
         "lkv": "heads:BudgetCalibrator",
-        "kvzap": "token_scorers:ScorerCalibrator",
+        "kvzap": "layers:ScorerCalibrator",
         "triattention": "centres:CentreCalibrator",
         "fitprune": "layers:PruneCalibrator",
     },
