@@ -322,10 +322,9 @@ class BudgetCalibrator(Calibrator):
     """LKV's budgets; see ``Calibrator`` for the other settings, and ``LearnedBudgets`` for what reads them.
 
     Source: "LKV" (arXiv 2605.06676), of which no code was found: budgets are the softmax of a logit for every layer
-    and head times the total. An entry of place r in its head's order stays by sigmoid((budget - r) / width), whose log
-    joins the attention logits of what follows the context; the edge gets sharper from step to step. The loss is KL(full
-    cache || this) on the last tokens of a context, which are not compressed, and on the context said again. Neither the
-    backbone nor the method's scores change.
+    and head times the total. An entry of place r stays by sigmoid((budget - r) / width), whose log joins the attention
+    logits of what follows; the edge gets sharper step by step. The loss is KL(full cache || this) on the last tokens of
+    a context, which stay whole, and on the context said again. Neither backbone nor scores change.
 
     Attributes:
         eviction: the method whose scores order the entries of a head.
@@ -351,7 +350,7 @@ class BudgetCalibrator(Calibrator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_sets_of_heads("lkv", self._method())
+        check_sets_of_heads("lkv", named_method(self.eviction, self.eviction_options))
         tokens = self.context_length - self.following
         if not 1 <= self.keep * tokens < tokens:
             what = f"one at least of the {tokens} tokens before following={self.following}, and not all"
@@ -360,10 +359,7 @@ class BudgetCalibrator(Calibrator):
     def check(self, backbone: CompressedBackbone) -> None:
         super().check(backbone)
         check_on_one_device(backbone.model, "lkv's calibration")
-        Compression(self._method(), self.keep).check(backbone.family)
-
-    def _method(self) -> Eviction:
-        return named_method(self.eviction, self.eviction_options)
+        Compression(named_method(self.eviction, self.eviction_options), self.keep).check(backbone.family)
 
     @torch.enable_grad()
     def numbers(self, backbone: CompressedBackbone, batches: Batches) -> HeadScores:
@@ -387,8 +383,7 @@ class BudgetCalibrator(Calibrator):
     def _prompts(self, family: Family, batches: Batches) -> Iterator[Batch]:
         """A context but for its last tokens, these, and the context said again: one at a time."""
         said = family.tokenizer(f"{FIRST}\n", add_special_tokens=False)["input_ids"]
-        for batch in batches:
-            contexts = contexts_of(batch)
+        for contexts in map(contexts_of, batches):
             for ids_N, regions_N in zip(contexts.input_ids_BN, contexts.regions_BN, strict=True):
                 ids = ids_N[regions_N != Region.PADDING].tolist()
                 if (length := len(ids) - self.following) > 0:
@@ -397,21 +392,17 @@ class BudgetCalibrator(Calibrator):
     def loss(self, backbone: CompressedBackbone, prompt: Batch, share_Lh: Tensor, width: float) -> Tensor:
         """Divergence from the full cache, mean over the rows after the context."""
         family, context_N = backbone.family, prompt.regions_BN[0] == Region.CONTEXT
-        place_LhC = places(backbone, prompt, self._method())
+        place_LhC = places(backbone, prompt, named_method(self.eviction, self.eviction_options))
         budget = self.keep * place_LhC.shape[-1]
         stays_LhC = F.logsigmoid((share_Lh[..., None] * budget - place_LhC - 0.5) / (width * budget))
         stays_LBhN = stays_LhC.new_zeros(*share_Lh.shape, len(context_N)).masked_scatter(context_N, stays_LhC)[:, None]
-        with torch.no_grad():
-            full_RD = self._later(family, prompt, torch.zeros_like(stays_LBhN))
-        later_RD = self._later(family, prompt, stays_LBhN)
-        return distillation_loss(family.logits(later_RD), family.logits(full_RD), 1.0) / len(later_RD)
-
-    def _later(self, family: Family, prompt: Batch, stays_LBhN: Tensor) -> Tensor:
-        """Last hidden states of the rows after the context, [R, D]."""
-        context_BN = prompt.regions_BN == Region.CONTEXT
-        fading = FadingEntries(context_BN, stays_LBhN, prompt.regions_BN != Region.PADDING)
-        hidden_BND = mixed_hidden(family, family.embed(prompt), family.positions(prompt), fading)
-        return hidden_BND[fading.later_BN]
+        states = []
+        for each in (torch.zeros_like(stays_LBhN), stays_LBhN):  # the full cache first
+            fading = FadingEntries(context_N[None], each, prompt.regions_BN != Region.PADDING)
+            with torch.set_grad_enabled(each.requires_grad):
+                hidden_BND = mixed_hidden(family, family.embed(prompt), family.positions(prompt), fading)
+                states.append(family.logits(hidden_BND[fading.later_BN]))
+        return distillation_loss(states[1], states[0], 1.0) / len(states[0])
 
 
 def head_shares(logit_Lh: Tensor) -> Tensor:

@@ -17,10 +17,9 @@ from subtoken_train.engine.attention import reading_packed, use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import Rows
 from subtoken_train.errors import MAX_COUNT
-from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.h2o import LayerShares, PrefixKV
 from subtoken_train.evictions.queries import HeadDirections, QueryCentres, directions, pair_lengths, query_moments
-from subtoken_train.evictions.thresholds import WINDOW, ScoredPrompt, ThresholdRecord, mean_threshold, scale_of
+from subtoken_train.evictions.thresholds import WINDOW, ThresholdRecord, mean_threshold, scale_of
 from subtoken_train.families.positions import rotary_kind
 from subtoken_train.inference.compression import Compression, method_record
 from subtoken_train.inference.eviction_pass import EvictionPass
@@ -283,7 +282,7 @@ class ThresholdCalibrator(Calibrator):
         super().__post_init__()
         if not 0 < self.keep < 1:
             raise ValueError(f"threshold keep={self.keep:g} must lie between 0 and 1; 0.25 keeps a quarter on average")
-        scale_of(self._method())
+        scale_of(named_method(self.eviction, self.eviction_options))
 
     def check(self, backbone: CompressedBackbone) -> None:
         compression = self._compression()
@@ -293,20 +292,16 @@ class ThresholdCalibrator(Calibrator):
 
     @torch.no_grad()
     def numbers(self, backbone: CompressedBackbone, batches: Batches) -> ThresholdRecord:
+        some = map(contexts_of, batches) if self.protocol == "context_first" else batches
         with reading_packed(backbone.family.decoder.config):
-            prompts = [each for batch in batches for each in self._scored(backbone, batch)]
+            passes = (scored_prompts(backbone, self._compression(), batch) for batch in some)
+            prompts = [each for scored in passes for each in scored.scored_prompts(self.window)]
         if not prompts:
             raise ValueError(f"none of the prompts has anything in scope {self.scope!r}; choose other data")
         found = mean_threshold(prompts, self.keep)
         mean, deviation = mean_deviation([each.share(found) for each in prompts])
-        return ThresholdRecord(found, self.window, method_record(self._method()), rounded(mean), rounded(deviation))
-
-    def _method(self) -> Eviction:
-        return named_method(self.eviction, self.eviction_options)
+        method = method_record(named_method(self.eviction, self.eviction_options))
+        return ThresholdRecord(found, self.window, method, rounded(mean), rounded(deviation))
 
     def _compression(self) -> Compression:
-        return Compression(self._method(), scope=self.scope)
-
-    def _scored(self, backbone: CompressedBackbone, batch: Batch) -> list[ScoredPrompt]:
-        prompts = contexts_of(batch) if self.protocol == "context_first" else batch
-        return scored_prompts(backbone, self._compression(), prompts).scored_prompts(self.window)
+        return Compression(named_method(self.eviction, self.eviction_options), scope=self.scope)

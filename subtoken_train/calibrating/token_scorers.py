@@ -9,6 +9,7 @@ import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import ClassVar
 
@@ -35,7 +36,6 @@ from subtoken_train.view.view import Need, View
 FAINTEST = -12.0
 NARROWEST = 1e-4  # standard deviation that an input or a target has at least
 HELD_OUT = 10  # of so many batches the first is not learned from, and says when a net of two layers is best
-BATCH, GRADIENT = 512, 1.0
 
 Examples = list[tuple[Tensor, Tensor]]
 """Per layer what it read of some entries, [n, D], and the logs of their scores, [n, h] in fp32."""
@@ -47,18 +47,15 @@ class ScorerCalibrator(Calibrator):
 
     Source: ``kvzap/train.py`` of kvpress. Contexts run through the model once more; the target of an entry is the log
     of its score under KVzip (``e**FAINTEST`` at least), the input what its layer projected to queries, keys and values.
-    One linear map a layer by ridge regression, in closed form; or two layers with a GELU between, by AdamW at 5e-3,
-    cosine, batches of 512 and gradient norms of 1 as in the release, of which the epoch stays that errs least on every
-    tenth batch of prompts. Inputs and targets are standardised, which the nets then undo. KVzip+'s scores, which the
-    release offers too, gained nothing where they were tried.
+    One linear map a layer by ridge regression, in closed form; or two layers with a GELU between, as in the release, of
+    the epoch that errs least on every tenth batch of prompts. Both are standardised, which the nets undo. KVzip+'s
+    scores, which the release offers too, gained nothing where they were tried.
 
     Attributes:
         ridge: penalty on the squares of a map's weights, for each entry.
         hidden: width between the two layers; 0: one linear map.
-        epochs: passes of two layers over the entries.
         positions: entries that are drawn of a batch of prompts; 0: all.
-        targets: folder that keeps what was drawn and its scores, a file for each batch of prompts of a model and its
-            weights; what it has is not run again. Empty: nothing is kept.
+        targets: folder that keeps them and their scores, a file for each batch of a model's prompts. Empty: none.
     """
 
     name: ClassVar[str] = "kvzap"
@@ -70,19 +67,16 @@ class ScorerCalibrator(Calibrator):
     context_length: int = setting(704, 1)
     ridge: float = setting(0.1, 0, 1e6)
     hidden: int = setting(0, 0, 2**16)
-    epochs: int = setting(15, 1, 10_000)
     positions: int = setting(0, 0, 2**20)
     targets: str = ""
 
     @torch.no_grad()
     def numbers(self, backbone: CompressedBackbone, batches: Batches) -> TokenScorers:
-        moments: dict[int, Moments] = {}
-        drawn: list[Examples] = []
+        moments, drawn = dict[int, Moments](), list[Examples]()
         for examples in self.examples(backbone, batches):
             if self.hidden:
                 drawn.append(examples)
-                continue
-            for layer, own in enumerate(Moments.of(*each) for each in examples):
+            for layer, own in enumerate(Moments.of(*each) for each in (() if self.hidden else examples)):
                 moments[layer] = moments[layer] + own if layer in moments else own
         counts = [own.count for own in moments.values()] or [len(each[0][0]) for each in drawn]
         if not any(counts):
@@ -91,27 +85,17 @@ class ScorerCalibrator(Calibrator):
             return TokenScorers.of([moments[layer].ridge_map(self.ridge) for layer in sorted(moments)])
         if not any(counts[::HELD_OUT]) or sum(counts) == sum(counts[::HELD_OUT]):
             raise ValueError("kvzap hidden needs two batches of prompts at least, since one is held out")
-        held, kept = drawn[::HELD_OUT], [each for place, each in enumerate(drawn) if place % HELD_OUT]
-        device = backbone.family.device
-        return TokenScorers.of(
-            [
-                two_layers(
-                    layer_examples(kept, layer, device),
-                    layer_examples(held, layer, device),
-                    self.hidden,
-                    self.epochs,
-                    self.seed,
-                )
-                for layer in range(len(held[0]))
-            ]
-        )
+        device, held = backbone.family.device, drawn[::HELD_OUT]
+        kept = [each for place, each in enumerate(drawn) if place % HELD_OUT]
+        parts = [[layer_examples(some, layer, device) for some in (kept, held)] for layer in range(len(held[0]))]
+        return TokenScorers.of([two_layers(*own, self.hidden, self.seed) for own in parts])
 
     def examples(self, backbone: CompressedBackbone, batches: Batches) -> Iterator[Examples]:
         """Examples of each batch of prompts: made, or read where the folder of targets has them."""
         use_packed_attention(backbone.family.decoder.config)
         weights = hashlib.sha256()
-        for name, tensor in backbone.model.state_dict().items() if self.targets else ():
-            digest_tensor(weights, name, tensor)
+        for each in backbone.model.state_dict().items() if self.targets else ():
+            digest_tensor(weights, *each)
         for batch in batches:
             contexts, own = contexts_of(batch), hashlib.sha256(f"{FAINTEST} {self.positions} {self.seed}".encode())
             digest_tensor(own, "ids", contexts.input_ids_BN)
@@ -128,24 +112,18 @@ class ScorerCalibrator(Calibrator):
                 chosen_n = torch.randperm(len(found[0][0]), generator=draw)[: self.positions]
                 found = [(x[chosen_n.to(x.device)], y[chosen_n.to(y.device)]) for x, y in found]
             if self.targets:
-                write_targets(file, found)
+                content = save({f"{n:06}": x.cpu().clone() for n, x in enumerate(chain(*found))})
+                write_whole(file, hashlib.sha256(content).digest() + content)
             yield found
 
 
-def write_targets(path: Path, examples: Examples) -> None:
-    """Write examples behind their SHA-256, whole or not at all."""
-    tensors = {f"{part} {layer}": x.cpu().clone() for layer, each in enumerate(examples) for part, x in enumerate(each)}
-    content = save(tensors)
-    write_whole(path, hashlib.sha256(content).digest() + content)
-
-
 def read_targets(path: Path) -> Examples:
-    """Examples that ``write_targets`` wrote, on the CPU."""
+    """Examples from a file that has their SHA-256 before them, on the CPU."""
     content = path.read_bytes()
     if hashlib.sha256(content[32:]).digest() != content[:32]:
         raise ValueError(f"{path} is damaged: its content is not what was written; remove it, and it is made again")
-    tensors = load(content[32:])
-    return [(tensors[f"0 {layer}"], tensors[f"1 {layer}"]) for layer in range(len(tensors) // 2)]
+    parts = [tensor for _, tensor in sorted(load(content[32:]).items())]
+    return list(zip(parts[::2], parts[1::2], strict=True))
 
 
 def layer_examples(some: list[Examples], layer: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -156,7 +134,7 @@ def layer_examples(some: list[Examples], layer: int, device: torch.device) -> tu
 
 @torch.enable_grad()
 def two_layers(
-    learned: tuple[Tensor, Tensor], held: tuple[Tensor, Tensor], hidden: int, epochs: int, seed: int
+    learned: tuple[Tensor, Tensor], held: tuple[Tensor, Tensor], hidden: int, seed: int, epochs: int = 15
 ) -> list[Tensor]:
     """Weights and biases of a net of two layers, see ``TokenScorers``: of the epoch that errs least on ``held``."""
     (inputs, mean_D, deviation_D), (targets, mean_h, deviation_h) = map(unit_scale, learned)
@@ -167,13 +145,13 @@ def two_layers(
         first, second = nn.Linear(inputs.shape[1], hidden), nn.Linear(hidden, targets.shape[1])
     net = nn.Sequential(first, nn.GELU(), second).to(inputs.device)
     optimizer = torch.optim.AdamW(net.parameters(), lr=5e-3)
-    course = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * -(-len(inputs) // BATCH))
+    course = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * -(-len(inputs) // 512))
     best, least = list[Tensor](), math.inf
     for _ in range(epochs):
-        for some_n in torch.split(torch.randperm(len(inputs), generator=draw).to(inputs.device), BATCH):
+        for some_n in torch.split(torch.randperm(len(inputs), generator=draw).to(inputs.device), 512):
             optimizer.zero_grad()
             F.mse_loss(net(inputs[some_n]), targets[some_n]).backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(net.parameters(), GRADIENT)
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             optimizer.step()
             course.step()
         with torch.no_grad():

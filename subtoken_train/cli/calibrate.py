@@ -45,7 +45,7 @@ file is valid for the backbone that it names, with any adapter, and for no other
                   context_length=512 (kvzap: 704, lkv: 256), seed=0
   prefixkv        scope=context, sinks=1, recent=1
   duo_attention   sinks=4, recent=28, learning_rate=0.02, regularisation=0.05
-  kvzap           ridge=0.1, hidden=0 (width between two layers), epochs=15, positions=0 (entries of a batch, 0: all),
+  kvzap           ridge=0.1, hidden=0 (width between two layers), positions=0 (entries of a batch, 0: all),
                   targets= (a folder that keeps them)
   lkv             eviction=kvzip, eviction_options=, keep=0.125, following=64, learning_rate=0.1
   threshold       samples=16, eviction=kvzip, eviction_options= (its settings: KEY=VALUE,KEY=VALUE), keep=0.5,

@@ -11,8 +11,6 @@ what a reader would look for, where no question says it, has rows run after the 
 Legend: B batch, N cached rows of the prompt, h key-value heads, L layers.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -71,11 +69,8 @@ class Eviction(Method, ABC):
     """Its threshold was trained, and what reaches it stays: that this is all or nothing is no mistake of a setting."""
     may_empty: ClassVar[bool] = False
     """A layer or head may keep nothing of what competes; otherwise at least one entry stays."""
-
-    @property
-    def inside(self) -> tuple[Eviction, ...]:
-        """All that a wrapper is around; the last one is no wrapper."""
-        return ()
+    inside: ClassVar[tuple[Any, ...]] = ()
+    """All that a wrapper is around; the last one is no wrapper."""
 
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
         """Raise a worded ``ValueError`` where the settings do not fit a backbone's cache; most fit any."""
@@ -160,9 +155,7 @@ class Wrapper(Eviction):
         for key, value in own.items():
             object.__setattr__(self, key, value)
 
-    @property
-    def inside(self) -> tuple[Eviction, ...]:
-        return self.base, *self.base.inside
+    inside = by_settings(lambda self: (self.base, *self.base.inside))
 
 
 for _name in (

@@ -82,8 +82,7 @@ class LearnedBudgets(Wrapper):
     """LKV's budgets: every head of every layer keeps the share of all entries that was learned for it.
 
     Source: "LKV" (arXiv 2605.06676), its budgets per head alone; no code of it was found. ``subtoken-train calibrate
-    lkv`` learns them for a backbone on the scores of a method. What competes and always stays under the base counts in
-    a head's budget; a head keeps one entry at least, and what it cannot take goes to the others by their shares.
+    lkv`` learns them on a method's scores. What a head, which keeps one entry at least, cannot take goes to the others.
 
     Attributes:
         calibration: file of the heads' shares; needed.

@@ -150,7 +150,7 @@ def test_two_layers_learn_what_one_cannot_and_keep_the_epoch_that_errs_least():
     inputs = drawn(600, 4) * torch.tensor([1.0, 50.0, 0.1, 1.0]) + torch.tensor([0.0, 300.0, 0.0, -2.0])
     plain = torch.stack([(inputs[:, 0] * inputs[:, 3]), 100 + 30 * inputs[:, 0].abs()], 1)
     held = (inputs[500:], plain[500:])
-    net = two_layers((inputs[:500], plain[:500]), held, 32, 500, 0)
+    net = two_layers((inputs[:500], plain[:500]), held, 32, 0, 500)
     weight, bias = plain_ridge(inputs[:500], plain[:500], 1e-6)
     by_map = torch.tensor(held[0].double().numpy() @ weight.T + bias)
 
@@ -160,7 +160,7 @@ def test_two_layers_learn_what_one_cannot_and_keep_the_epoch_that_errs_least():
     assert error(foretold(net, held[0][None])[0].T) < 0.5 * error(by_map)
     noise, other = (inputs[:60], drawn(60, 2, seed=5)), (inputs[60:90], drawn(30, 2, seed=6))
     early, late = (
-        F.mse_loss(foretold(two_layers(noise, watched, 32, 80, 0), other[0][None])[0].T, other[1]).item()
+        F.mse_loss(foretold(two_layers(noise, watched, 32, 0, 80), other[0][None])[0].T, other[1]).item()
         for watched in (other, noise)
     )
     assert early < 0.9 * late  # the last epochs learn the noise by heart
@@ -168,7 +168,7 @@ def test_two_layers_learn_what_one_cannot_and_keep_the_epoch_that_errs_least():
 
 def test_two_layers_are_made_of_what_is_not_held_out(shallow):
     contexts = [contexts_of(text_batch([(30, 2, 0)], seed=seed)) for seed in range(HELD_OUT + 2)]
-    calibrator = ScorerCalibrator(hidden=8, epochs=2)
+    calibrator = ScorerCalibrator(hidden=8)
     found = calibrator.numbers(shallow, contexts)
     assert (found.hidden, found.heads) == (8, shallow.family.shape.num_kv_heads)
     with torch.no_grad():
@@ -178,7 +178,7 @@ def test_two_layers_are_made_of_what_is_not_held_out(shallow):
         for place, each in enumerate(examples):
             parts[place in (0, HELD_OUT)].append(each[layer])
         learned, held = (tuple(torch.cat(part) for part in zip(*some, strict=True)) for some in parts)
-        for ours, expected in zip(net, two_layers(learned, held, 8, 2, 0), strict=True):
+        for ours, expected in zip(net, two_layers(learned, held, 8, 0), strict=True):
             assert torch.allclose(ours, expected, atol=1e-6)
     with pytest.raises(ValueError, match="needs two batches of prompts at least"):
         calibrator.numbers(shallow, contexts[:1])
