@@ -15,7 +15,6 @@ import re
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
@@ -133,8 +132,6 @@ def record(outcomes: Sequence[Outcome], seed: int, processes: int, seconds: floa
         "version": __version__, "hardware": hardware(), "seed": seed, "processes": processes, "seconds": round(seconds),
         "restarts": restarts, "slowest": {"case": slowest.name, "seconds": round(slowest.seconds, 1)},
         "total": counts(outcomes),
-        "share_of_either": round(sum(each.expect is Expect.EITHER for each in outcomes) / len(outcomes), 4),
-        "reasons_of_either": dict(Counter(each.why for each in outcomes if each.why)),
         "classes": {
             name: {**counts(group), "seconds": round(sum(each.seconds for each in group))}
             for name, group in by_class.items()

@@ -12,7 +12,7 @@ from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.datasets.image_sources import count_named
 from subtoken_train.families.qwen_vl import Qwen25VLFamily
 from subtoken_train.reducers import build_reducer
-from tests.support.check_command import checked, refused
+from tests.support.commands import check_refused, checked
 from tests.support.places import RECIPES, ROOT, recipe
 from tests.support.sampling import sampled
 
@@ -54,7 +54,7 @@ def test_devices_that_share_weights_hold_less_and_4_bit_weights_are_not_shared(c
     assert {"optimiser state 10.00 MiB", "frozen weights 13.16 GiB", where} <= set(checked(capsys, [*argv, "zero2"]))
     plain = ["--model.gradient_checkpointing", "false"]
     assert "frozen weights 1.64 GiB" in checked(capsys, [*argv, "fsdp2", *plain])
-    assert "use ddp or zero2" in refused(capsys, [*argv, "fsdp2", "--model.backbone.quantization", "nf4"])
+    assert "use ddp or zero2" in check_refused(capsys, [*argv, "fsdp2", "--model.backbone.quantization", "nf4"])
 
 
 def test_tiny_offline_with_overrides(capsys, no_network, tiny):
@@ -77,7 +77,7 @@ def test_a_stored_mean_is_counted_and_nothing_dropped_is_nothing_to_fill(capsys,
     assert "routing S16K3 linear, contiguous, per_token budget, fill mean, balance weight 0.01" in lines
     assert "visual 64 16 8,192 2,048 32 15.625 %" in lines  # 16 tokens of 3 groups, and one vector
     assert any(line.startswith("matched anchor: 10 of 64 visual tokens") for line in lines)
-    assert "fill 'mean' does nothing where kept_groups = num_groups = 16" in refused(capsys, [*filled, "16"])
+    assert "fill 'mean' does nothing where kept_groups = num_groups = 16" in check_refused(capsys, [*filled, "16"])
 
 
 def test_decoder_stage_shows_both_bands_and_why_the_nominal_anchor_fails(capsys, tiny):
@@ -123,14 +123,14 @@ def test_unread_fields_are_said(capsys, tiny, data_file):
     rows = json.loads(data_file.read_text())
     data_file.write_text(json.dumps([{**row, "mood": "calm", "source": "x"} for row in rows]))
     argv = [*tiny, "--data.train_file", str(data_file)]
-    assert "it has 'mood', 'calm': nothing reads it; drop it, or put it into metadata" in refused(capsys, argv)
+    assert "it has 'mood', 'calm': nothing reads it; drop it, or put it into metadata" in check_refused(capsys, argv)
 
 
 def test_absent_videos_are_counted(capsys, tiny, data_file):
     turns = [{"from": "human", "value": "<video>\nhow many 3 ?"}, {"from": "gpt", "value": "2"}]
     data_file.write_text(json.dumps([{"id": i, "videos": [f"clip{i}"], "conversations": turns} for i in range(3)]))
     words = "record '0': llava takes images and no videos"
-    assert words in refused(capsys, [*tiny, "--data.train_file", str(data_file)])
+    assert words in check_refused(capsys, [*tiny, "--data.train_file", str(data_file)])
     data = InstructionDataModule(str(data_file))
     data.read()
     with pytest.raises(ValueError, match=r"3 of 3 videos \(folders of frames\) of .*train.json are missing"):
@@ -154,15 +154,15 @@ REFUSED = {
 
 def test_wrong_settings(capsys, tiny):
     for changed, words in REFUSED.items():
-        line = refused(capsys, [*tiny, "--offline", *(f"--model.{each}" for each in changed.split())])
+        line = check_refused(capsys, [*tiny, "--offline", *(f"--model.{each}" for each in changed.split())])
         assert re.search(words, line), line
 
 
 def test_settings_that_fit_would_refuse_are_refused(capsys):
     argv = ["--config", str(recipe("llama7b_quest25_s8k7")), "--offline"]
-    assert "loaded with 'eager'" in refused(capsys, [*argv, "--model.backbone.attention", "eager"])
+    assert "loaded with 'eager'" in check_refused(capsys, [*argv, "--model.backbone.attention", "eager"])
     images = ["--model.backbone.path", "llava-hf/llava-1.5-7b-hf", "--model.reducer.name", "fastv"]
-    assert "llava reads images, but data names text without any" in refused(capsys, [*argv, *images])
+    assert "llava reads images, but data names text without any" in check_refused(capsys, [*argv, *images])
 
 
 RECIPE = ["--config", str(recipe("tiny_fastv25_s16k4"))]
@@ -193,4 +193,4 @@ def test_wrong_pairs(capsys):
         "already routes (S16K4 linear)": [f"--model.stage2.adapter={ANCHOR.with_name('tiny_fastv25_s16k4')}"],
     }
     for words, extra in wrong.items():
-        assert words in refused(capsys, [*RECIPE, *extra])
+        assert words in check_refused(capsys, [*RECIPE, *extra])

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.support.check_command import checked, refused, stopped
+from tests.support.commands import check_refused, checked, stopped
 from tests.support.places import recipe
 from tests.support.run_folders import inits, own_images
 
@@ -88,4 +88,6 @@ def test_texts(capsys, tmp_path, monkeypatch):
     blocks = int(re.search(r"documents: .* together, about (\d+) blocks", words)[1])
     assert blocks >= 2
     assert line_of(lines, "expected time: about ")
-    assert "fewer than one block of block_length 99,999" in refused(capsys, [*argv, "--data.block_length", "99999"])
+    assert "fewer than one block of block_length 99,999" in check_refused(
+        capsys, [*argv, "--data.block_length", "99999"]
+    )

@@ -15,8 +15,7 @@ from subtoken_train.families.load import published_config
 from subtoken_train.ledger.flops import PEAKS, UTILISATION, DecoderSize, TrainingFlops
 from subtoken_train.training.memory import checkpoint_bytes, estimate_memory, record_rows
 from subtoken_train.training.preflight import lay_out, nominal_prompt
-from tests.support.check_command import checked
-from tests.support.commands import printed, refused
+from tests.support.commands import checked, printed, refused
 from tests.support.places import recipe
 from tests.support.training_memory import tiny_fit
 

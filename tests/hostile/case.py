@@ -3,20 +3,19 @@
 import errno
 import hashlib
 import io
-import math
 import os
 import re
 import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 
 VLM, LM = "tiny_fastv25_s16k4", "tinylm_quest25_s16k12"
@@ -27,7 +26,6 @@ CANARY = "CANARY"  # a file that only code from a hostile input makes
 class Expect(StrEnum):
     REFUSED = "refused"  # known to be invalid
     TAKEN = "taken"  # known to be valid, so that refusing everything is no way out
-    EITHER = "either"  # may be refused, for a reason that the case names; taken, it must still equal its reference
 
 
 class Verdict(StrEnum):
@@ -61,7 +59,7 @@ Spoilt = tuple[str, Expect]  # what was done to an input, and what must come of 
 class Case:
     """One hostile input and what is done with it.
 
-    No case is taken unseen: what may be taken needs a reference, and who does not know whether it is says why.
+    No case is taken unseen: what is taken needs a reference. What nobody knows the answer to is no case.
 
     Attributes:
         what: the mutation in words.
@@ -69,7 +67,6 @@ class Case:
         writes: paths below the working folder that the act may change where it is accepted, and no others.
         writes_anyway: those that it may make even where it refuses.
         moves: paths below the working folder whose files may get another place, but must not be gone.
-        why: the reason for which nobody knows whether the input is taken, of ``Expect.EITHER`` alone.
         says: words of which a refusal holds one, so that it was refused for what is wrong with it.
         room: bytes that a file may have while the act runs, as on a full disk; None: as many as there are.
         comes: a file that somebody else makes while the act runs, and that must stay as it came.
@@ -82,7 +79,6 @@ class Case:
     writes_anyway: Sequence[str] = ()
     moves: Sequence[str] = ()
     reference: Reference | None = None
-    why: str = ""
     says: tuple[str, ...] = ()
     room: int | None = None
     comes: Path | None = None
@@ -90,8 +86,6 @@ class Case:
     def __post_init__(self) -> None:
         if self.expect is not Expect.REFUSED and self.reference is None:
             raise ValueError(f"{self.what}: nothing to compare an answer with")
-        if (self.expect is Expect.EITHER) != bool(self.why):
-            raise ValueError(f"{self.what}: a reason belongs to what is not known, and to that alone")
 
 
 @dataclass(frozen=True)
@@ -106,7 +100,6 @@ class Outcome:
     code: int | None
     seconds: float
     compared: bool = False
-    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -216,77 +209,68 @@ TIMES = (  # what differs from one run to the next
     (re.compile(r'"[a-z_]*seconds": ?[\d.e-]+'), "T"),
     (re.compile(r'"(made|written|created|date|started|finished|time)": "[^"]*"'), "T"),
 )  # fmt: skip
-VOLATILE = re.compile(r"(.*/)?(events\.out.*|metrics\.csv|hparams\.yaml|\.lock|training\.png|.*\.partial)")
-"""Files that hold times, or nothing."""
-Files = Mapping[str, str | bytes | None]
-
-
-class Result(NamedTuple):
-    code: int
-    said: str
-    files: Mapping[str, str]
-
-
-_results: dict[Any, Result] = {}
+_results: dict[Any, tuple[int, str, dict[str, str]]] = {}
 """By what was done to which originals: they never change, and what comes of them does not either."""
 
 
-def same(place: Place, words: Sequence[str], writes: Sequence[str] = (), files: Files | None = None) -> Reference:
+def same(
+    place: Place, words: Sequence[str], writes: Sequence[str] = (), files: Mapping[str, bytes] | None = None
+) -> Reference:
     """The act must give what the same command gives on the originals that ``Place.copy`` put there.
 
-    ``writes`` are paths whose files must be the same, too; ``files`` what else lies in the working folder where all is
-    right, None for what does not lie there.
+    ``writes`` are paths whose files must be the same, too; ``files`` what else lies there where all is right.
     """
     copies, files = list(place.copies), dict(files or {})
 
     def difference(answer: Answer) -> str | None:
-        others = tuple(sorted((name, _digest(content)) for name, content in files.items()))
-        key = tuple(words), tuple(copies), others, tuple(writes)
+        key = tuple(words), tuple(copies), tuple(writes), tuple(files.items())
         if key not in _results:
-            _results[key] = _twin(place, list(words), copies, files, writes)
-        right = _results[key]
-        if right.code != 0:
+            _results[key] = _twin(place, words, copies, files, writes)
+        code, right, wrote = _results[key]
+        if code != 0:
             return "the original is refused, too"
-        said, wrote = neutral(answer.out, place.work), written(place.work, writes)
-        if said != right.said:
-            mine, theirs = said.splitlines(), right.said.splitlines()
-            pairs = (f"{one!r} is not {other!r}" for one, other in zip(mine, theirs, strict=False) if one != other)
-            first = next(pairs, f"{len(mine)} lines are not {len(theirs)}")
-            return f"says otherwise than with the original: {first}"
-        names = sorted(name for name in wrote | right.files if wrote.get(name) != right.files.get(name))
+        said, made = neutral(answer.out, place.work), written(place.work, writes)
+        pairs = zip_longest(said.splitlines(), right.splitlines())
+        if other := [f"{one!r} is not {two!r}" for one, two in pairs if one != two]:
+            return f"says otherwise than with the original: {other[0]}"
+        names = sorted(name for name in made | wrote if made.get(name) != wrote.get(name))
         return f"writes otherwise than with the original: {names[:4]}" if names else None
 
     return difference
 
 
-def read_by(
-    place: Place, text: str, spoilt: tuple[str, Expect], writes: Sequence[str] = (),
-    compared: Sequence[str] | None = None, files: Files | None = None, anyway: Sequence[str] = (), why: str = "",
-) -> Case:  # fmt: skip
+LORA, ROUTER = "adapter_model.safetensors", "router.safetensors"
+TENSORS = (f"run/adapter/{LORA}", f"run/adapter/{ROUTER}")
+WRITES: dict[str, tuple[Sequence[str], Sequence[str]]] = {  # what a command may write, and what of it is compared
+    "export": (("out",), (f"out/{LORA}", f"out/{ROUTER}")), "fit": (("run",), TENSORS),
+    "report": (("tables",), ("tables",)), "init": (("mine_subtoken",),) * 2, "evaluate": (("results",),) * 2,
+    "generate": (("out.jsonl", "out.jsonl.records"), ("out.jsonl",)),
+}  # fmt: skip
+
+
+def read_by(place: Place, text: str, spoilt: Spoilt) -> Case:
+    """A command on what was spoilt; taken, it must say and write what it does on the originals."""
     words, (what, expect) = place.words(text), spoilt
-    reference = same(place, words, writes if compared is None else compared, files)
-    return Case(f"{words[0]}: {what}", words, expect, writes, anyway, reference=reference, why=why)
+    writes, compared = WRITES.get(words[0], ((), ()))
+    anyway = ("run/logs", "run/.lock", "run.lock") if "--resume" in words else ()
+    reference = same(place, words, compared)
+    return Case(f"{words[0]}: {what}", words, expect, writes, anyway, reference=reference)
 
 
-def _twin(place: Place, words: list[str], copies: Sequence[tuple[str, str]], files: Files, writes: Sequence[str]):
-    other = Place(place.root / "twin", place.pool)
-    other.work.mkdir(parents=True)
-    (other.root / "beside").mkdir()
-    here = Path.cwd()
+def _twin(
+    place: Place, words: Sequence[str], copies: Sequence[tuple[str, str]], files: Mapping[str, bytes],
+    writes: Sequence[str],
+) -> tuple[int, str, dict[str, str]]:  # fmt: skip
+    other, here = Place(place.root / "twin", place.pool), Path.cwd()
+    other.write("../beside/notes.txt", "")
     try:
         for original, name in copies:
             other.copy(original, name)
         for name, content in files.items():
-            path = other.path(name)
-            if content is not None:
-                other.write(name, content)
-            elif path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+            other.write(name, content)
         os.chdir(other.work)
         answer = command(words)
-        return Result(answer.code, neutral(answer.out, other.work), written(other.work, writes))
+        return answer.code, neutral(answer.out, other.work), written(other.work, writes)
     finally:
         os.chdir(here)
         shutil.rmtree(other.root)
@@ -300,40 +284,20 @@ def neutral(text: str, work: Path) -> str:
 
 
 def written(work: Path, writes: Sequence[str]) -> dict[str, str]:
-    found = {}
-    for name in writes:
-        top = work / name
-        for path in [top] if top.is_file() else sorted(path for path in top.rglob("*") if path.is_file()):
-            relative = str(path.relative_to(work))
-            if not VOLATILE.fullmatch(relative):
-                found[relative] = content_of(path, work)
-    return found
+    tops = [work / name for name in writes]
+    paths = [path for top in tops for path in (top, *top.rglob("*")) if path.is_file()]
+    return {
+        str(path.relative_to(work)): content_of(path, work)
+        for path in paths
+        if path.name != ".lock" and path.suffix != ".partial"
+    }
 
 
 def content_of(path: Path, work: Path) -> str:
-    if path.suffix == ".ckpt":
-        tensors, made = torch.load(path, weights_only=True)["state_dict"], hashlib.blake2b(digest_size=16)
-        for name, value in sorted(tensors.items()):
-            array = value.detach().contiguous().flatten().view(torch.uint8).numpy() if value.numel() else np.zeros(0)
-            made.update(f"{name} {value.dtype} {tuple(value.shape)}".encode() + array.tobytes())
-        return made.hexdigest()
     content = path.read_bytes()
-    try:
-        return _digest(neutral(content.decode("utf-8"), work))
-    except UnicodeDecodeError:
-        return _digest(content)
-
-
-def _digest(content: str | bytes | None) -> str:
-    if content is None:
-        return "gone"
-    content = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
+    with suppress(UnicodeDecodeError):
+        content = neutral(content.decode("utf-8"), work).encode()
     return hashlib.blake2b(content, digest_size=16).hexdigest()
-
-
-def both(*references: Reference) -> Reference:
-    """The first difference that any of them finds."""
-    return lambda answer: next(filter(None, (each(answer) for each in references)), None)
 
 
 def made(compute: Callable[[], Any]) -> Reference:
@@ -353,6 +317,4 @@ def alike(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(alike, one, other))
-    if isinstance(one, float) and isinstance(other, float) and math.isnan(one):
-        return math.isnan(other)
     return type(one) is type(other) and bool(one == other)

@@ -5,50 +5,45 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from tests.hostile.case import VLM, Case, Expect, Place, content_of, made, read_by, same
+from tests.hostile.case import TENSORS, Case, Expect, Place, content_of, made, same
 from tests.hostile.pool import asked_model
-from tests.hostile.recipes import TENSORS, read, with_key
 
 MINE = (
     "thesis.txt logs/mine.txt recipe.yaml a.partial checkpoints/mine.bin adapter/mine.bin "
-    "checkpoints/step-1.partial/x data/train.json"
+    "checkpoints/step-1.partial/x data/train.json report.csv report.html"
 ).split()
-ADAPTER = ("adapter_model.safetensors", "router.safetensors", "subtoken_config.json", "adapter_config.json")
-OVERWRITE = ("", " --overwrite")
+ONE, SHORT, FIT = "--adapter {vlm} --data {dev} --limit 1", "--max-new-tokens 1", "fit --config {recipe}"
+SHOW = f"generate --adapter {{vlm}} --image {{png}} --prompt 'what ?' {SHORT} --show"
+INTO = {  # by a folder that holds somebody's files: commands that would write there
+    "run": (FIT, f"{FIT} --overwrite", f"{FIT} --resume"), "deep/run": (f"{FIT} --output_dir=deep/run",),
+    "out": (
+        "data english --out out", "data samples --out out --overwrite", "data scenes --out out",
+        f"diagnose {ONE} --out out", "export {vlm} out", "export {vlm} out --overwrite",
+    ),
+}  # fmt: skip
+OVER = {  # by a command: paths that are no place for what it writes
+    f"{FIT} --output_dir=": (".", "..", "../beside", "./", "run/..", "../work", "diary.txt", "link"),
+    "recipes copy tiny_lora_only ": ("diary.txt", "nowhere/x.yaml", "diary.txt/x.yaml", "../beside/notes.txt"),
+    "data images --file {dev} --root nowhere --missing-list ": ("diary.txt", "../beside/notes.txt", "../beside", "."),
+    f"evaluate {ONE} {SHORT} --out ": ("diary.txt",), f"{SHOW} ": ("diary.txt", "."),
+    "export {vlm} ": ("diary.txt", "link", ".", ".."),
+}  # fmt: skip
 
 
-def occupy(draw: random.Random, folder: Path) -> str:
+def occupied(draw: random.Random, place: Place) -> Case:
+    folder = draw.choice(list(INTO))
     names = draw.sample(MINE, draw.choice((1, 1, 2, 3)))
     for name in names:
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"mine: {name}\n")
-    return ", ".join(names)
+        place.write(f"{folder}/{name}", f"mine: {name}\n")
+    text = draw.choice(INTO[folder])
+    return Case(f"{text[:60]}: a folder with {names}", place.words(text), Expect.REFUSED)
 
 
-def refused(place: Place, text: str, what: str) -> Case:
-    return Case(f"{text[:60]}: {what}", place.words(text), Expect.REFUSED)
-
-
-def fitted(draw: random.Random, place: Place, kind: str) -> Case:
-    recipe, what, flags = read(place, VLM), kind, draw.choice(OVERWRITE)
-    if kind == "occupied":
-        target = draw.choice(("run", "run", "deep/run"))
-        what = f"into a folder with {occupy(draw, place.work / target)}"
-        recipe, flags = {**recipe, "output_dir": target}, draw.choice((*OVERWRITE, " --overwrite", " --resume"))
-    elif kind == "current":  # in the current folder, in one above it, or where the data are
-        what = draw.choice((".", "..", "../beside", "scenes", "./", "run/..", "../work"))
-        place.copy("scenes")
-        recipe = with_key({**recipe, "output_dir": what}, "data.train_file", "scenes/train.json")
-    elif kind == "link":
-        (place.work / "run").symlink_to("../beside")
-    else:
-        place.copy("run")
-        recipe, flags = {**recipe, "overwrite": True}, ""
-    place.write("r.yaml", yaml.safe_dump(recipe))
-    return refused(place, f"fit --config r.yaml{flags}", what)
+def over(draw: random.Random, place: Place) -> Case:
+    (place.work / "link").symlink_to("../beside")
+    text = draw.choice(list(OVER))
+    text += draw.choice(OVER[text])
+    return Case(text[-90:], place.words(text), Expect.REFUSED)
 
 
 AGAIN = (
@@ -58,96 +53,47 @@ AGAIN = (
 ).split()
 
 
-def fitted_again(draw: random.Random, place: Place, kind: str) -> Case:
+def again(draw: random.Random, place: Place) -> Case:
     """A finished run, with somebody's file in it at times, and a second one that is refused, diverges, or is right."""
     place.copy("run")
-    if kind == "foreign":
+    if foreign := draw.random() < 0.3:  # which is still somewhere afterwards
         place.write("run/thesis.txt", "a year of work\n")
-        words = place.words("fit --config {recipe} --overwrite")
-        known = [f"run/{name}" for name in ("adapter", "checkpoints", "logs", "recipe.yaml", ".subtoken-run.json")]
-        reference = same(place, words, TENSORS)  # and the thesis is still somewhere
-        what = "over a run with a thesis in it"
-        return Case(f"fit --overwrite {what}", words, Expect.TAKEN, known, moves=(".",), reference=reference)
-    extra, flag = draw.choice(AGAIN), draw.choice((*OVERWRITE, " --overwrite"))
+    extra, flag = draw.choice(AGAIN), draw.choice(("", " --overwrite"))
+    extra, flag = ("data.seed=3", " --overwrite") if foreign else (extra, flag)
+    words = place.words(f"{FIT} --{extra}{flag}")
     expect = Expect.TAKEN if flag and extra == "data.seed=3" else Expect.REFUSED
-    text, writes = f"fit --config {{recipe}} --{extra}{flag}", ("run", "run.1")  # where the old one goes
-    return read_by(place, text, (f"again, {extra}", expect), writes, TENSORS)
+    known = [f"run/{name}" for name in ("adapter", "checkpoints", "logs", "recipe.yaml", ".subtoken-run.json")]
+    writes, moves = (known, (".",)) if foreign else (("run", "run.1"), ())  # where the old one goes
+    return Case(f"again, {extra}{flag}", words, expect, writes, moves=moves, reference=same(place, words, TENSORS))
 
 
-def exported(draw: random.Random, place: Place, kind: str) -> Case:
-    kind = draw.choice(("siblings", "siblings", "folder", "file", "adapter", "link", "itself"))
-    adapter, out = place.copy("run/adapter", "adapter"), place.work / "out"
-    target, expect, flag = "out", Expect.REFUSED, draw.choice((*OVERWRITE, " --overwrite"))
-    writes: list[str] = ["out"]
+def exported(draw: random.Random, place: Place) -> Case:
+    """Beside folders of nearly its name, over an adapter, over one with somebody's file in it, over what is read."""
+    kind, adapter = draw.choice(("siblings", "adapter", "foreign", "itself")), place.copy("run/adapter", "adapter")
+    target, flag, writes = "out", " --overwrite", ["out"]
     if kind == "siblings":
-        expect = Expect.TAKEN
+        flag = draw.choice(("", " --overwrite"))
         for ending in (".partial", ".replaced", ".old", ".tmp"):
             place.write(f"out{ending}/thesis.txt", "a year of work\n")
-    elif kind == "folder":
-        occupy(draw, out)
-    elif kind == "file":
-        place.write("out", "mine\n")
-    elif kind == "link":
-        out.symlink_to("../beside")
     elif kind == "itself":  # written anew, byte for byte
-        target = draw.choice(("adapter", "adapter/", ".", "..", "adapter/x"))
-        writes = ["adapter"] if target.strip("/") == "adapter" else []
-        expect = Expect.TAKEN if writes and flag else Expect.REFUSED
+        target, writes = draw.choice(("adapter", "adapter/x")), ["adapter"]
     else:
         place.copy("run/adapter", "out")
-        foreign, flag = draw.random() < 0.5, " --overwrite"
-        if foreign:
-            place.write("out/thesis.txt", "a year of work\n")
-            writes = [f"out/{path.name}" for path in adapter.iterdir()]
-        expect = Expect.REFUSED if foreign else Expect.TAKEN
+    if kind == "foreign":
+        place.write("out/thesis.txt", "a year of work\n")
+        writes = [f"out/{path.name}" for path in adapter.iterdir()]
     words = place.words(f"export adapter {target}{flag}")
-    reference = same(place, words, [f"{target.strip('/')}/{name}" for name in ADAPTER])
-    moves = ("out",) if kind == "adapter" else ()
+    reference = same(place, words, [f"{target}/{path.name}" for path in adapter.iterdir()])
+    expect = Expect.REFUSED if kind == "foreign" or target == "adapter/x" else Expect.TAKEN
+    moves = (target, f"{target}.1") if kind in ("adapter", "itself") else ()  # where the old one goes
     return Case(f"export {target}{flag}, {kind}", words, expect, writes, moves=moves, reference=reference)
 
 
-def made_over(draw: random.Random, place: Place, kind: str) -> Case:
-    what = ""
-    if kind == "list":
-        place.copy("scenes")
-        over = draw.choice("diary.txt scenes/train.json scenes/train/000000.jpg ../beside/notes.txt scenes".split())
-        text = f"data images --file scenes/train.json --root nowhere --missing-list {over}"
-    elif kind == "report":
-        place.copy("results")
-        what = draw.choice(("tables/report.csv", "tables/report.html", "tables"))
-        place.write(what, "mine\n")
-        text = "report results --out tables"
-    elif kind == "recipe":
-        target = draw.choice("diary.txt nowhere/x.yaml diary.txt/x.yaml ../beside/notes.txt".split())
-        text = f"recipes copy tiny_lora_only {target}"
-    else:
-        place.copy("scenes")
-        what, image = occupy(draw, place.work / "out"), "scenes/dev/000000.jpg"
-        over = draw.choice((image, "diary.txt", "."))
-        text = draw.choice((
-            f"data {draw.choice(('english', 'samples', 'scenes'))} --out out{draw.choice(OVERWRITE)}",
-            "diagnose --adapter {vlm} --data scenes/dev.json --out out",
-            "evaluate --adapter {vlm} --data scenes/dev.json --limit 1 --out diary.txt",
-            f"generate --adapter {{vlm}} --image {image} --prompt 'what ?' --max-new-tokens 1 --show {over}",
-        ))  # fmt: skip
-    return refused(place, text, what)
-
-
-KINDS = (
-    *[(fitted, kind) for kind in ("occupied", "occupied", "occupied", "recipe", "current", "current", "link")],
-    *[(fitted_again, kind) for kind in ("again", "again", "foreign")], *[(exported, "")] * 3,
-    *[(made_over, kind) for kind in ("list", "report", "recipe", "set")],
-)  # fmt: skip
-
-
 def folders(draw: random.Random, place: Place) -> Case:
-    make, kind = draw.choice(KINDS)
-    return make(draw, place, kind)
+    return draw.choice((occupied, occupied, over, over, again, exported))(draw, place)
 
 
 ROOM = (0, 40, 2**30)  # bytes that a file may have: none, fewer than any of them takes, and as many as it likes
-SHORT = "--max-new-tokens 1"
-ONE = "--adapter {vlm} --data {dev} --limit 1"
 WRITERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # what it writes, and what it may leave unfinished
     "export {vlm} out": (("out",), ()), f"evaluate {ONE} {SHORT} --out out.json": (("out.json",), ()),
     "evaluate --config {pool}/grid.yaml --out results": (("results",), ("results",)),
@@ -156,12 +102,10 @@ WRITERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # what it write
         ("made.json",), ()),
     f"diagnose {ONE} --out seen": (("seen",), ()),
     "data scenes --out made --train 1 --dev 1 --test 1": (("made",), ()), "init mine": (("mine_subtoken",), ()),
-    f"generate --adapter {{vlm}} --image {{png}} --prompt 'what ?' {SHORT} --show kept.png": (("kept.png",), ()),
-    f"generate --adapter {{lm}} --prompts asked.jsonl --output out.jsonl {SHORT}": (
+    f"{SHOW} kept.png": (("kept.png",), ()),
+    f"generate --adapter {{lm}} --prompts {{pool}}/lm.jsonl --output out.jsonl {SHORT}": (
         ("out.jsonl", "out.jsonl.records"), ("out.jsonl.records",)),
-    "recipes copy tiny_lora_only mine.yaml": (("mine.yaml",), ()),
-    "data images --file {dev} --root mine --missing-list absent.txt": ((), ("absent.txt",)),
-    "fit --config {recipe}": (("run",), ("run",)),
+    "recipes copy tiny_lora_only mine.yaml": (("mine.yaml",), ()), FIT: (("run",), ("run",)),
 }  # fmt: skip
 
 
@@ -188,22 +132,11 @@ def full_disks(draw: random.Random, place: Place) -> Case:
         right = made(lambda: content_of(place.pool / "caches/lm.safetensors", place.pool))
         what, act = f"cache.save with {room} bytes", lambda: saved(place, path)
         return Case(what, act, expect, (path.name,), reference=right, says=says, room=room)
-    writes, unfinished = WRITERS[text]
-    words = place.words(text)
-    picture = (place.pool / "images/a.png").read_bytes()
-    rows = "".join(f"{name}.png,list {i} .,none\n" for i, name in enumerate("a012"))
-    files: dict[str, str | bytes] = {
-        "asked.jsonl": '{"prompt": "what is this ?"}\n',
-        "mine/q.csv": f"image,question,answer\n{rows}",
-        **{f"mine/{name}.png": picture + bytes([i]) for i, name in enumerate("a012")},
-    }
-    for other, content in files.items():
-        place.write(other, content)
-    if text.startswith("data images"):  # what is missing is an answer of its own
-        expect, says = Expect.REFUSED, ()
+    place.copy("own_csv", "mine")
+    (writes, unfinished), words = WRITERS[text], place.words(text)
     if len(writes) == 1 and draw.random() < 0.4:
         what, comes = f"{words[0]}, and a file comes to its place", place.work / writes[0]
         return Case(what, words, Expect.REFUSED, writes_anyway=unfinished, comes=comes)
-    reference = same(place, words, TENSORS if words[0] == "fit" else writes, files)
+    reference = same(place, words, TENSORS if words[0] == "fit" else writes)
     what = f"{words[0]} with {room} bytes"
     return Case(what, words, expect, writes, unfinished, reference=reference, says=says, room=room)

@@ -1,255 +1,160 @@
-"""Data of one's own: records to train on, folders for ``init``, prompts, and fields that change what is learnt."""
+"""Records to train on, folders for ``init``, prompts, benchmarks' files, results and the tables of these."""
 
+import csv
 import json
 import random
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from tests.hostile import grammar
-from tests.hostile.case import VLM, Answer, Case, Expect, Place, Reference, Spoilt, both, command, made, read_by, same
-from tests.hostile.recipes import TENSORS, read, with_key
-from tests.hostile.values import PLAIN, lines, nested, no_file, shown, written
+from tests.hostile.case import Answer, Case, Expect, Place, Reference, Spoilt, command, read_by
+from tests.hostile.grammar import (
+    CSV,
+    JSON,
+    LINES,
+    MARKED,
+    MARKED_LINES,
+    NAMES,
+    NAN,
+    PARQUET,
+    PLAIN,
+    TEXT,
+    Document,
+    NoDocument,
+    Notation,
+    nested,
+    no_file,
+    parsed_lines,
+    shown,
+    written,
+)
+from tests.hostile.models import Make, Spoil, files, inside, of, one_of, reading, whole
 
 TURNS = [{"from": "human", "value": "<image>\nwhat ?"}, {"from": "gpt", "value": "yes"}]
 OUTSIDE = (  # image names that mean nothing below the folder, or something outside of it
     *("../../beside/notes.txt", "../secret.png", "/etc/passwd", "dev/../../secret.png", "~/x.png"),
     *("\x00", "a" * 5000, "", ".", "dev"),
 )
-
-
-def marked_lines(content: bytes) -> list[Any]:
-    """Lines of JSON; files that were put together may begin each with a mark of its own."""
-    return [grammar.parsed_marked(line) for line in content.split(b"\n") if line.strip()]
-
-
-MARKED_LINES = grammar.LINES._replace(parse=marked_lines)
 NO_ANSWER = ("", " ", "\n\t", "\x00", "\u200b", "\ufeff", "\u2060\u200d", "yes\x00")
-RECORDS = grammar.Document(
-    grammar.Format(
-        legal={
-            "*.id": lambda value: isinstance(value, str) or type(value) is int,
-            "*.kind *.conversations.*.value": grammar.is_text, "*.image": lambda value: isinstance(value, str | list),
-            "*.conversations.*.from": lambda value: value in ("human", "gpt"),
-        },
-        unsaid=("*.id", "*.kind", "*.kind.*", "*.*", "*.conversations.*.*"),
+OF_RECORDS = {
+    "*.conversations": (
+        *([], [[]], [5], [{}], TURNS[:1], TURNS[1:]),
+        [{"from": "human", "value": "<image><image>\nwhat ?"}, TURNS[1]],
     ),
-    {
-        "*.conversations": (
-            *([], [[]], [5], [{}], TURNS[:1], TURNS[1:]),
-            [{"from": "human", "value": "<image><image>\nwhat ?"}, TURNS[1]],
-        ),
-        "*.conversations.0": ({}, {"from": "human"}, {"value": "x"}),
-        "*.conversations.0.from": ("gpt", "system", "Human"),
-        "*.conversations.0.value": ("no picture", "<image><image>", ""),
-        "*.conversations.1.value": ("<image>", *NO_ANSWER), "*.conversations.1.from": ("human",),
-        "*.image": ({}, [5], [None], [[]], ["a", "b"]),
-    },
-    "odd odd odd changed changed changed bytes bytes whole file", grammar.MARKED,
-)  # fmt: skip
-
-
-def spoilt_records(draw: random.Random, kind: str, path: Path, rows: Any) -> Spoilt:
-    notation = MARKED_LINES if path.suffix == ".jsonl" else grammar.MARKED
-    what, expect = kind, Expect.REFUSED
-    if kind == "outside":  # seen once it is opened
-        rows[0]["image"] = draw.choice(OUTSIDE)
-        what = f"image is {shown(rows[0]['image'])}"
-    elif kind == "names":
-        key, value = draw.choice(("id", "kind")), draw.choice(PLAIN)
-        rows[draw.randrange(len(rows))][key] = value
-        what, expect = f"{key} is {shown(value)}", Expect.TAKEN
-    elif kind == "other content":
-        rows = draw.choice(([], {}, None, 5, "x", [5], [None], [[]], {"data": rows}, nested(3000, True)))
-    path.write_text(notation.write(rows, draw))
-    if kind == "document":
-        return grammar.Document(RECORDS.form, RECORDS.odd, RECORDS.ways, notation).spoil(draw, path)
-    return what, expect
-
-
-def data_files(draw: random.Random, place: Place) -> Case:
-    place.copy("scenes")
-    place.copy("images/a.png", "secret.png")
-    path = place.work / "scenes/train.json"
-    rows = json.loads(path.read_text())
-    whole_rows, picture = json.loads(path.read_text()), place.work / "scenes" / rows[0]["image"]
-    kind = draw.choice((*["document"] * 9, "outside", "outside", "names", "other content", "image"))
-    if kind != "other content" and draw.random() < 0.3:
-        path = path.with_suffix(".jsonl")
-    what, expect = spoilt_records(draw, kind, path, rows)
-    if kind == "image":
-        what = f"image: {no_file(draw, picture)}"
-    ways = ["library", "fit", *([] if kind == "names" else ["evaluate"])]
-    ways += [] if kind in ("names", "image") else ["images"]  # a listing does not see that
-    ways += [] if kind in ("outside", "image", "names") else ["check", "preview"]
-    way, file = draw.choice(ways), f"scenes/{path.name}"
-    if way == "library":
-        reference = made(lambda: expected(path))
-        return Case(f"InstructionRecords {what}", lambda: records(path), expect, reference=reference)
-    files: dict[str, str | bytes | None] = {file: lines(whole_rows) if path.suffix == ".jsonl" else written(whole_rows)}
-    if way == "images":
-        return read_by(place, f"data images --file {file} --root scenes", (what, expect), files=files)
-    if way == "evaluate":
-        text = f"evaluate --adapter {{vlm}} --data {file} --max-new-tokens 1"
-        return read_by(place, text, (what, expect), files=files)
-    files["recipe.yaml"] = yaml.safe_dump(with_key(read(place, VLM), "data.train_file", file))
-    place.write("recipe.yaml", str(files["recipe.yaml"]))
-    text = f"{way} --config recipe.yaml" + {"preview": " --count 8", "fit": " --trainer.max_steps=4"}.get(way, "")
-    run = ("run",) if way == "fit" else ()
-    # an image that cannot be opened ends a training that has begun, whose logs stay and are named
-    anyway = run if kind == "image" else ()
-    return read_by(place, text, (what, expect), run, TENSORS if run else (), files, anyway)
-
-
-def expected(path: Path) -> list[tuple[str, list[str], list[tuple[str, str]], Any]]:
-    rows = (marked_lines if path.suffix == ".jsonl" else grammar.parsed_marked)(path.read_bytes())
-    turns = [tuple(turn["value"] for turn in row["conversations"][:2]) for row in rows]
-    return [
-        (str(row["id"]), [str(path.parent / row["image"])], [pair], row.get("kind"))
-        for row, pair in zip(rows, turns, strict=True)
-    ]
-
-
-def records(path: Path) -> list[Any]:
-    from subtoken_train.datasets.image_sources import open_image
-    from subtoken_train.datasets.records import InstructionRecords
-
-    found, read = InstructionRecords(path), []
-    for record in (found[index] for index in range(len(found))):
-        for image in record.images:
-            open_image(image, record.id)
-        turns = [(turn.prompt, turn.answer) for turn in record.turns]
-        read.append((record.id, [str(each) for each in record.images], turns, record.kind))
-    return read
-
-
-HEADERS = ("a,b,c", "image,question", "image,question,image", "", ",,")
-MADE = "mine_subtoken"
-MESSAGES = grammar.Format(
-    legal={
-        "*.messages.*.role": lambda value: value in ("user", "assistant", "system"),
-        "*.messages.*.content": lambda value: isinstance(value, str | list),
-        "*.messages.*.content.* *.images.*": lambda value: isinstance(value, str | dict),
-        "*.messages.*.content.*.text": grammar.is_text,
-        "*.images": lambda value: isinstance(value, str | list | dict),
-    },
-    unsaid=("*.*", "*.messages.*.*", "*.messages.*.content.*.*", "*.messages.*.content.*", "*.messages.*", "*"),
-)
-OPTIONS = {
-    "--image-column": ("", "nope", "../beside", "\x1b[31m"), "--question-column": ("nope", "/"),
-    "--answer-column": ("nope", "a/b/c"), "--table": ("nope", "../beside", "/"),
-    "--backbone": ("nope", "../beside", "mine"), "--out": ("../beside", "mine", "/"), "--seed": ("-1", "nope", ""),
+    "*.conversations.0": ({}, {"from": "human"}, {"value": "x"}),
+    "*.conversations.0.from": ("gpt", "system", "Human"),
+    "*.conversations.0.value": ("no picture", "<image><image>", ""),
+    "*.conversations.1.value": ("<image>", *NO_ANSWER), "*.conversations.1.from": ("human",),
+    "*.image": ({}, [5], [None], [[]], ["a", "b"]),
 }  # fmt: skip
+OTHER_CONTENT: tuple[Any, ...] = ([], {}, None, 5, "x", [5], [None], [[]], nested(3000, True))
+REFUSED_IMAGE, NAMED = {"0.image": OUTSIDE}, {"*.id *.kind": PLAIN}
 
 
-def csv_text(rows: list[list[str]], header: str = "image,question,answer") -> bytes:
-    cells = [",".join('"' + text.replace('"', '""') + '"' for text in row) for row in rows]
-    return ("\n".join([header, *cells]) + "\n").encode("utf-8", "surrogatepass")
+def other_content(draw: random.Random, path: Path) -> Spoilt:
+    path.write_text(written(content := draw.choice(OTHER_CONTENT)))
+    return f"the whole of it is {shown(content)}" if content != OTHER_CONTENT[-1] else "lists 3000 deep", Expect.REFUSED
 
 
-def csv_table(draw: random.Random, path: Path, names: list[str]) -> tuple[Spoilt, bytes]:
-    rows = [[name, f"list {i} .", "none"] for i, name in enumerate(names)]
-    whole = csv_text(rows)
-    kind = draw.choice(("header", "cell", "no text", "outside", "bytes", "bytes", "whole"))
-    path.write_bytes(whole)
-    if kind in ("bytes", "whole"):
-        return grammar.Document(notation=grammar.CSV).spoil(draw, path, kind), whole
+def named(notation: Notation) -> Spoil:
+    def spoil(draw: random.Random, path: Path) -> Spoilt:
+        content, what, _ = Document(NAMED, notation=notation).spoilt(draw, path.read_bytes(), "odd")
+        path.write_bytes(content)
+        return what, Expect.TAKEN
+
+    return spoil
+
+
+def records(name: str, notation: Notation) -> Make:
+    document = Document(
+        OF_RECORDS, loose="*.id *.image", open="*.* *.conversations.*.*", notation=notation,
+        ways="odd odd odd changed changed changed bytes bytes whole file",
+    )  # fmt: skip
+    train = f"--config {{recipe}} --data.train_file=scenes/{name}"
+    prepared = (f"check {train}", f"preview {train} --count 8", f"fit {train} --trainer.max_steps=4")
+    listed = f"data images --file scenes/{name} --root scenes"
+    asked = f"evaluate --adapter {{vlm}} --data scenes/{name} --max-new-tokens 1"
+    within = Document(REFUSED_IMAGE, notation=notation)
+    spoils = (*(of(document, name),) * 5, *([inside(name, other_content)] if notation is MARKED else []))
+    return one_of(
+        *(reading("scenes", "scenes", spoils, *prepared, listed, asked),) * 8,
+        reading("scenes", "scenes", [of(within, name, "odd")], listed, asked),
+        reading("scenes", "scenes", [inside(name, named(notation))], prepared[-1]),
+        reading("scenes", "scenes", [files("train/000000.jpg")], asked),
+    )
+
+
+data_files = one_of(records("train.json", MARKED), records("train.json", MARKED), records("train.jsonl", MARKED_LINES))
+HEADERS = ("a,b,c", "image,question", "image,question,image", "", ",,")
+
+
+def csv_text(draw: random.Random, path: Path) -> Spoilt:
+    """A header that names no column, a picture from elsewhere, a question or an answer without a text."""
+    header, *rows = path.read_text().splitlines()
+    kind, row = draw.choice(("header", "image", "text")), draw.randrange(len(rows))
     if kind == "header":
-        header = draw.choice(HEADERS)
-        path.write_bytes(csv_text(rows, header))
-        return (f"header {header!r}", Expect.REFUSED), whole
-    where = (0, 0) if kind == "outside" else (draw.randrange(len(rows)), draw.choice((1, 2)))
-    values = {"cell": PLAIN, "outside": OUTSIDE}.get(kind, ("", " ", "\x00", "\u200b", "\ufeff"))
-    rows[where[0]][where[1]] = draw.choice(values)
-    kind = f"{kind}: {shown(rows[where[0]][where[1]])}"
-    path.write_bytes(content := csv_text(rows))
-    if kind.startswith("cell"):
-        return (kind, Expect.TAKEN), content
-    return (kind, Expect.REFUSED), whole
+        header = what = draw.choice(HEADERS)
+    else:
+        cells, column = rows[row].split(","), 0 if kind == "image" else draw.choice((1, 2))
+        what = draw.choice(OUTSIDE if kind == "image" else ("", " ", "\x00", "\u200b", "\ufeff"))
+        cells[column] = f'"{what}"'
+        rows[row] = ",".join(cells)
+    path.write_text("\n".join((header, *rows, "")))
+    return f"{kind} {shown(what)}", Expect.REFUSED
 
 
-def json_table(draw: random.Random, path: Path, names: list[str]) -> tuple[Spoilt, bytes]:
-    said = [[{"type": "image"}, {"type": "text", "text": f"list {i} ."}] for i in range(len(names))]
-    answer = {"role": "assistant", "content": "none"}
-    pairs = zip(names, said, strict=True)
-    rows = [{"images": [name], "messages": [{"role": "user", "content": each}, answer]} for name, each in pairs]
-    path.write_bytes(whole := written(rows).encode())
-    document = grammar.Document(MESSAGES, notation=grammar.MARKED)
-    return document.spoil(draw, path, "changed changed changed bytes whole"), whole
+def second_table(draw: random.Random, folder: Path) -> Spoilt:
+    (folder / "other.json").write_text('[{"question": "a", "answer": "b"}]')
+    return "two tables", Expect.REFUSED
 
 
-TABLES = {"q.csv": csv_table, "q.json": json_table}
+def taken_target(draw: random.Random, folder: Path) -> Spoilt:
+    target = folder.with_name("mine_subtoken")
+    target.mkdir()
+    (target / "thesis.txt").write_text("a year of work")
+    return "a target that is somebody's", Expect.REFUSED
+
+
+MESSAGES = Document(
+    loose="* *.images *.images.* *.messages.*.content *.messages.*.content.*",
+    open="*.* *.messages.*.* *.messages.*.content.*.*",
+    ways="changed changed changed bytes whole",
+    notation=MARKED,
+)
+OF_FOLDER = (second_table, taken_target)
+OPTIONS = [
+    reading(f"own_{suffix}", "mine", [lambda draw, path: ("with an option", Expect.REFUSED)], f"init mine {option}")
+    for suffix in ("csv", "json")
+    for option in ("--table=nope --table=../beside --table=/ --backbone=nope --backbone=../beside --backbone=mine "
+                   "--out=../beside --out=mine --out=/ --seed=-1 --seed=nope --seed=").split()
+] + [
+    reading("own_csv", "mine", [lambda draw, path: ("with a column", Expect.REFUSED)], f"init mine {option}")
+    for option in ("--image-column=nope --image-column=../beside --image-column= --question-column=nope "
+                   "--question-column=/ --answer-column=nope --answer-column=a/b/c").split()
+]  # fmt: skip
+
+
+OWN = {
+    "own_csv": (
+        of(Document(notation=CSV), "q.csv", "bytes"), *(inside("q.csv", csv_text),) * 2,
+        files("q.csv", "images/0.png"), *OF_FOLDER, whole,
+    ),
+    "own_json": (*(of(MESSAGES, "q.json"),) * 3, files("q.json", "images/0.png"), *OF_FOLDER),
+    "own_txt": (of(Document(notation=TEXT), "q.txt", "bytes"), taken_target, whole),
+}  # fmt: skip
+FOLDERS = tuple(reading(original, "mine", spoils, "init mine") for original, spoils in OWN.items())
 
 
 def own_folders(draw: random.Random, place: Place) -> Case:
     place.copy("images/a.png", "secret.png")
-    name = draw.choice(("q.csv", "q.csv", "q.json", "q.txt"))
-    picture = (place.pool / "images/a.png").read_bytes()
-    names = [] if name == "q.txt" else [f"images/{number}.png" for number in range(4)]
-    files: dict[str, str | bytes | None] = {f"mine/{each}": picture + bytes([i]) for i, each in enumerate(names)}
-    for each, content in files.items():
-        place.write(each, content or b"")
-    path = place.path(f"mine/{name}")
-    if name == "q.txt":
-        path.write_bytes(whole := "\n\n".join(f"paragraph {i} says {'so ' * 60}" for i in range(60)).encode())
-        what, expect = grammar.Document(notation=grammar.TEXT).spoil(draw, path, "bytes")
-    else:
-        (what, expect), whole = TABLES[name](draw, path, names)
-    files[f"mine/{name}"] = whole
-    words = ["init", "mine"]
-    kind = draw.choice(("", "", "", "", "file", "target", "option", "second", "image"))
-    if kind == "file":
-        what = f"{name}: {no_file(draw, path)}"
-    elif kind == "image" and names:
-        what = f"an image: {no_file(draw, place.work / 'mine' / names[0])}"
-    elif kind == "target":
-        place.write(f"{MADE}/thesis.txt", "a year of work")
-        words += draw.choice(([], ["--overwrite"]))
-        what = f"a target that is somebody's, {words[2:]}"
-    elif kind == "option":
-        option = draw.choice(list(OPTIONS))
-        words.append(f"{option}={draw.choice(OPTIONS[option])}")
-        what = f"{what}, {words[-1]!r}"
-    elif kind == "second" and names:
-        place.write("mine/other.json", '[{"question": "a", "answer": "b"}]')
-        what = f"two tables, {what}"
-    else:
-        kind = ""
-    reference = same(place, words, [MADE], files)
-    if name == "q.csv":
-        reference = both(reference, exactly(place, whole))
-    return Case(f"init: {what}", words, Expect.REFUSED if kind else expect, (MADE,), reference=reference)
+    return draw.choice((*FOLDERS * 2, draw.choice(OPTIONS)))(draw, place)
 
 
-def exactly(place: Place, table: bytes) -> Reference:
-    def difference(answer: Answer) -> str | None:
-        paths = [path for path in (place.work / MADE).glob("*.json") if not path.name.startswith(".")]
-        said = [(row["image"], *row["conversations"]) for path in paths for row in json.loads(path.read_text())]
-        rows = sorted((name, ask["value"].removeprefix("<image>\n"), reply["value"]) for name, ask, reply in said)
-        right = sorted(tuple(row) for row in grammar.parsed_csv(table)[1:])
-        return None if rows == right else f"{rows[:2]} is not {right[:2]}"[:400]
-
-    return difference
-
-
-PROMPTS = grammar.Document(
-    grammar.Format(
-        legal={
-            "*.prompt": lambda value: isinstance(value, str) and bool(value.strip()),
-            "*.id": lambda value: isinstance(value, str) or type(value) is int,
-            "*.image": lambda value: isinstance(value, str | list),
-        },
-        unsaid=("*.id", "*.image"),
-    ),
-    {
-        "0.prompt": (5, None, [], {}, "", " ", "\n", "\ud800"), "0.id": ([], {}, "b", True, 1.5),
-        "0.temperature": (1,), "0.system": ("x",), "0.messages": ([],),
-    },
-    "odd odd changed bytes bytes file whole",
-    grammar.LINES,
-)  # fmt: skip
+PROMPTS = {
+    "0.prompt": (5, None, [], {}, "", " ", "\n", "\ud800"), "0.id": ([], {}, "b", True, 1.5),
+    "0.temperature": (1,), "0.system": ("x",), "0.messages": ([],),
+}  # fmt: skip
 OF_IMAGES = {
     "0.images": (5, [5], ["nowhere.png"]),
     "0.image": (5, {}, True, *(name for name in OUTSIDE if name not in ("", "dev"))),
@@ -257,122 +162,85 @@ OF_IMAGES = {
 
 
 def prompt_files(draw: random.Random, place: Place) -> Case:
-    vision = draw.random() < 0.5
-    for name in ("a.png", "../secret.png"):
-        place.copy("images/a.png", name)
-    picture = {"image": "a.png"} if vision else {}
-    rows: list[dict[str, Any]] = [{"id": name, "prompt": f"what is at {name} ?", **picture} for name in ("a", "b", "c")]
-    kind, expect = draw.choice((*["document"] * 7, "names", "begun")), Expect.REFUSED
-    if kind == "names":
-        rows[1]["id"] = draw.choice([name for name in PLAIN if "<image>" not in name])
-    path = place.write("asked.jsonl", whole := lines(rows))
-    if kind == "document":
-        odd = {**PROMPTS.odd, **(OF_IMAGES if vision else {})}
-        what, expect = grammar.Document(PROMPTS.form, odd, PROMPTS.ways, grammar.LINES).spoil(draw, path)
-    elif kind == "names":
-        what, expect = f"id is {shown(rows[1]['id'])}", Expect.TAKEN
-    else:
-        what = "an output that somebody else has begun"
+    name = draw.choice(("lm", "vlm"))
+    for picture in ("a.png", "../secret.png"):
+        place.copy("images/a.png", picture)
+    odd = PROMPTS if name == "lm" else {**PROMPTS, **OF_IMAGES}
+    ways = "odd odd changed bytes bytes file whole"
+    document = Document(odd, loose="*.id *.image", ways=ways, notation=LINES)
+    spoilt = document.spoil(draw, place.copy(f"{name}.jsonl", "asked.jsonl"))
+    if draw.random() < 0.1:
         place.write("out.jsonl", '{"id": "a", "answer": "mine"}\n')
-    text = f"generate --adapter {{{'vlm' if vision else 'lm'}}} --prompts asked.jsonl --output out.jsonl"
-    text += f" --max-new-tokens 2 --batch-size {draw.choice('12')}"
-    writes = ("out.jsonl", "out.jsonl.records")
-    return read_by(place, text, (what, expect), writes, ("out.jsonl",), {"asked.jsonl": whole})
+        spoilt = "an output that somebody else has begun", Expect.REFUSED
+    text = f"generate --adapter {{{name}}} --prompts asked.jsonl --output out.jsonl --max-new-tokens 2"
+    return read_by(place, f"{text} --batch-size {draw.choice('12')}", spoilt)
 
 
 ON, OFF = (True, 1, 1.0), (False, 0, 0.0)
 SWITCHES = ("loss", "trainable", "train", "weight", "loss_weight", "training")
-LABELS = ("label", "kto_tag", "labels")
 NEITHER = (0.5, 2, -1, "no", "maybe", [1, 0], {"a": 1})
-REFUSED: dict[str, tuple[Any, ...]] = {
-    "label": (False, 0, "bad"), "kto_tag": (False,), "videos": (["a.mp4"], [["a.png"]]), "video": ("a.mp4",),
-    "objects": ([{"bbox": [1, 2, 3, 4]}],), "bbox": ([1, 2, 3, 4],), "masks": (["a.png"],), "audio": ("a.wav",),
-    "audios": (["a.wav"],), "chosen": ("yes",), "rejected": ("no",), "rejected_response": ("no",),
-    "tools": ([{"name": "search"}],), "labels": ([1, 2, 3],), "input_ids": ([1, 2, 3],),
-    "completion_mask": ([0, 1],), "image_url": ("a.png",), "image_paths": (["a.png"],), "my_image": ("a.png",),
-    "mask_history": (True,), "history": ([["a", "b"]],),
+UNREAD: dict[str, Any] = {
+    "label": "bad", "kto_tag": False, "videos": ["a.mp4"], "video": "a.mp4", "objects": [{"bbox": [1, 2, 3, 4]}],
+    "bbox": [1, 2, 3, 4], "masks": ["a.png"], "audio": "a.wav", "audios": ["a.wav"], "chosen": "yes", "rejected": "no",
+    "rejected_response": "no", "tools": [{"name": "search"}], "labels": [1, 2, 3], "input_ids": [1, 2, 3],
+    "completion_mask": [0, 1], "image_url": "a.png", "image_paths": ["a.png"], "my_image": "a.png",
+    "mask_history": True, "history": [["a", "b"]],
 }  # fmt: skip
 """Fields of a record that some trainer reads, or that are called like a medium or a mask."""
-OF_MESSAGE: dict[str, tuple[Any, ...]] = {
-    "tool_calls": ([{"name": "search"}],), "images": (["a.png"],), "reasoning_content": ("since it is so",),
-    "token_weights": ([0, 1],), "audio": ("a.wav",),
+OF_MESSAGE = {
+    "tool_calls": [{"name": "search"}], "images": ["a.png"], "reasoning_content": "since it is so",
+    "token_weights": [0, 1], "audio": "a.wav",
 }  # fmt: skip
 NOTES = ("source", "dataset", "model", "license", "width", "category", "tags")
-ASKED, ANSWERS = ("is there a 2 ?", "what is at A1 ?", "how many white ?"), ("yes", "red 8", "3")
+ASKED, ANSWERS = ("<image>\nis there a 2 ?", "what is at A1 ?", "how many white ?"), ("yes", "red 8", "3")
+NAMES_OF = {"from": "role", "value": "content", "human": "user", "gpt": "assistant"}  # as OpenAI calls them
 
 
-def conversation(draw: random.Random) -> list[dict[str, Any]]:
-    turns: list[dict[str, Any]] = []
-    for number in range(draw.choice((1, 2, 2, 3))):
-        mark = "" if number else "<image>\n"
-        turns += [{"from": "human", "value": f"{mark}{ASKED[number]}"}, {"from": "gpt", "value": ANSWERS[number]}]
-    return turns
-
-
-def switched(draw: random.Random, turns: list[dict[str, Any]]) -> tuple[Spoilt, dict[str, Any], list[bool]]:
-    """What was done and must come of it, fields of the record, and which answers are learnt."""
-    answers = turns[1::2]
-    kind = draw.choice((*["obeyed"] * 3, "odd", *["refused"] * 3, "nothing", "nothing"))
-    name, other = draw.sample(SWITCHES, 2)
+def switched(draw: random.Random, answers: list[dict[str, Any]], learnt: list[bool]) -> tuple[Spoilt, dict[str, Any]]:
+    """What was done and must come of it, and fields of the record; ``learnt``: which answers are, changed in place."""
+    kind = draw.choice((*["obeyed"] * 3, "odd", "unread", "unread", "of a message", "nothing", "nothing"))
+    name, answer = draw.choice(SWITCHES), draw.choice(answers)
     if kind == "obeyed":  # answers that are read and not learnt; one of them is learnt
-        learnt = [draw.random() < 0.5 for _ in answers]
-        learnt[draw.randrange(len(learnt))] = True
+        for index in draw.sample(range(len(answers)), draw.randrange(len(answers))):
+            learnt[index] = False
         for turn, each in zip(answers, learnt, strict=True):
-            if not each or draw.random() < 0.5:
-                turn[name] = draw.choice(ON if each else OFF)
-        return (f"{name}: {learnt}", Expect.TAKEN), {}, learnt
-    if kind == "nothing":  # empty, true where true is the rule, or a note
-        name, value = draw.choice((
-            (draw.choice([each for each in REFUSED if each not in LABELS]), draw.choice((None, "", [], {}))),
-            (draw.choice(NOTES), draw.choice(("x", 3, ["a"]))),
-        ))  # fmt: skip
-        return (f"{name} is {value!r}", Expect.TAKEN), {name: value}, [True] * len(answers)
-    if kind == "odd":  # neither on nor off, or two that contradict each other
-        odd = {name: True, other: False} if draw.random() < 0.3 else {name: draw.choice(NEITHER)}
-        draw.choice(answers).update(odd)
-        return (f"a message's {odd}", Expect.REFUSED), {}, []
-    table = draw.choice((REFUSED, REFUSED, OF_MESSAGE))  # it changes what is learnt or seen, and is not read
-    name = draw.choice(list(table))
-    field = {name: draw.choice(table[name])}
-    if table is OF_MESSAGE:
-        draw.choice(answers).update(field)
-        return (f"a message's {field}", Expect.REFUSED), {}, []
-    return (f"{field}", Expect.REFUSED), field, []
+            turn[name] = draw.choice(ON if each else OFF)
+        return (f"{name}: {learnt}", Expect.TAKEN), {}
+    if kind == "nothing":  # empty, or a note
+        note = (draw.choice(NOTES), draw.choice(("x", 3, ["a"])))
+        field = dict([draw.choice((note, (draw.choice(("videos", "tools", "chosen", "audio")), None)))])
+        return (f"{field}", Expect.TAKEN), field
+    if kind == "unread":  # it changes what is learnt or seen, and is not read
+        field = dict([draw.choice(list(UNREAD.items()))])
+        return (f"{field}", Expect.REFUSED), field
+    field = {name: draw.choice(NEITHER)} if kind == "odd" else dict([draw.choice(list(OF_MESSAGE.items()))])
+    answer.update(field)
+    return (f"a message's {field}", Expect.REFUSED), {}
 
 
 def switches(draw: random.Random, place: Place) -> Case:
-    turns = conversation(draw)
-    plain = json.loads(json.dumps(turns))
-    spoilt, fields, learnt = switched(draw, turns)
-    form = draw.choice(("messages", "messages", "conversations", "conversations", "conversations"))
+    rows, count = [], draw.choice((1, 2, 2, 3))
+    for asked, answer in zip(ASKED[:count], ANSWERS, strict=False):
+        rows += [{"from": "human", "value": asked}, {"from": "gpt", "value": answer}]
+    learnt = [True] * count
+    (what, expect), fields = switched(draw, rows[1::2], learnt)
+    form = draw.choice(("messages", "conversations"))
+    if form == "messages":
+        rows = [{NAMES_OF.get(key, key): NAMES_OF.get(row[key], row[key]) if key == "from" else row[key] for key in row}
+                for row in rows]  # fmt: skip
     place.copy("images/a.png", "a.png")
-
-    def record(said: list[dict[str, Any]], more: dict[str, Any]) -> str:
-        body = {form: said}
-        if form == "messages":  # as OpenAI writes one
-            names, roles = {"from": "role", "value": "content"}, {"human": "user", "gpt": "assistant"}
-            body = {form: [{names.get(key, key): roles.get(turn[key], turn[key]) if key == "from" else turn[key]
-                            for key in turn} for turn in said]}  # fmt: skip
-        return json.dumps([{"id": "one", "image": "a.png", **body, **more}] * 2)
-
-    place.write("data.json", record(turns, fields))
-    recipe = yaml.safe_dump(with_key(read(place, VLM), "data.train_file", "data.json"))
-    place.write("recipe.yaml", recipe)
-    way = draw.choice(("preview", "preview", "preview", "fit"))
-    words = [way, "--config", "recipe.yaml", *(["--count", "1"] if way == "preview" else [])]
-    writes = ("run",) if way == "fit" else ()
-    reference = same(place, words, TENSORS if writes else (), {"recipe.yaml": recipe, "data.json": record(plain, {})})
-    shown_labels = labels(learnt) if way == "preview" else labels_of_fit(place, recipe, learnt)
-    if not all(learnt):
-        reference = shown_labels
-    elif way == "preview":
-        reference = both(reference, shown_labels)
-    return Case(f"{way}: {spoilt[0]}", words, spoilt[1], writes, reference=reference)
+    place.write("data.json", json.dumps([{"id": "one", "image": "a.png", form: rows, **fields}] * 2))
+    way = draw.choice(("preview --count 1", "preview --count 1", "fit"))
+    words = place.words(f"{way} --config {{recipe}} --data.train_file={place.work}/data.json")
+    return Case(f"{way}: {what}", words, expect, ("run",), reference=labels(learnt, words[1:] if way == "fit" else []))
 
 
-def labels(learnt: list[bool]) -> Reference:
+def labels(learnt: Sequence[bool], fitted: Sequence[str]) -> Reference:
+    """The preview trains these answers and no others; of a file that was trained on, too."""
+
     def difference(answer: Answer) -> str | None:
-        rows = re.findall(r"(?m)^ +answer +(trained|masked) +\d+ +(.*)$", answer.out)
+        shown_rows = command(["preview", "--count", "1", *fitted]).out if fitted else answer.out
+        rows = re.findall(r"(?m)^ +answer +(trained|masked) +\d+ +(.*)$", shown_rows)
         got = [text.replace("</s>", "").strip() for state, text in rows if state == "trained"]
         right = [text for text, each in zip(ANSWERS, learnt, strict=False) if each]
         return None if got == right else f"trains {got}, not {right}"
@@ -380,11 +248,133 @@ def labels(learnt: list[bool]) -> Reference:
     return difference
 
 
-def labels_of_fit(place: Place, recipe: str, learnt: list[bool]) -> Reference:
-    """What was trained on is what the preview of the same file shows."""
+POPE = {f"coco_pope_{name}.json": "* *.image *.text *.label" for name in ("adversarial", "random", "popular")}
+READ = {  # places of the files that are read, and what stands there is of one kind
+    "testdev_balanced_questions.json": "* *.question *.answer",
+    "v2_OpenEnded_mscoco_val2014_questions.json": "questions questions.* questions.*.question",
+    "v2_mscoco_val2014_annotations.json": "annotations annotations.* annotations.*.answers",
+    "TextVQA_0.5.1_val.json": "data data.* data.*.answers", "llava_textvqa_val_v051_ocr.jsonl": "* *.image *.text",
+    "pid_splits.json": "test test.*", "problems.json": "* *.question *.choices *.answer", **POPE,
+}  # fmt: skip
 
-    def difference(answer: Answer) -> str | None:
-        again = str(place.write("again.yaml", recipe.replace("data.json", str(place.work / "data.json"))))
-        return labels(learnt)(command(["preview", "--config", again, "--count", "1"]))
 
-    return difference
+def benchmark_file(draw: random.Random, path: Path) -> Spoilt:
+    ways = "changed changed changed bytes bytes file whole" if path.name in READ else "bytes bytes file whole"
+    kind = draw.choice((ways if path.suffix != ".txt" else "bytes bytes whole").split())  # one text of many may be gone
+    if path.suffix in (".json", ".jsonl"):
+        notation = LINES if len(path.read_bytes().strip().splitlines()) > 1 else JSON
+        read = READ.get(path.name, "") if kind == "changed" else "nothing"
+        return Document(only=read, open="* *.* *.*.*", notation=notation).spoil(draw, path, kind)
+    notation = PARQUET if path.suffix == ".parquet" else TEXT
+    broken = None if path.suffix == ".tsv" else Expect.REFUSED  # of whose rows a limit looks at two
+    return Document(only="nothing", notation=notation, broken=broken).spoil(draw, path, kind)
+
+
+def benchmarks(draw: random.Random, place: Place) -> Case:
+    layout = draw.choice(("own", "parquet"))
+    name = draw.choice(sorted(path.name for path in (place.pool / "benchmarks" / layout).iterdir()))
+    folder = place.copy(f"benchmarks/{layout}/{name}", name)
+    suffixes = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".parquet")
+    path = draw.choice(sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix in suffixes))
+    what, expect = benchmark_file(draw, path)
+    spoilt = f"{path.relative_to(place.work)}: {what}", expect
+    return read_by(place, f"data {name} --root {name} --limit 2", spoilt)
+
+
+def whole_lines(content: bytes) -> list[Any]:
+    """Samples as far as they were written; a line without one is none."""
+    complete = content[: content.rfind(b"\n") + 1]
+    if not all(map(bytes.strip, complete.split(b"\n")[:-1])):
+        raise NoDocument("an empty line")
+    return parsed_lines(complete)
+
+
+COUNTS = "*.kv_bytes *.dense_kv_bytes *.region_bytes *.entries_before *.new_tokens *.batch_size"
+SAMPLES = Document(
+    {COUNTS: (1.5, -1), "*.reference": ({},), "*.kept_visual": ("zz", "0")},
+    loose="*.kept_visual *.emptied *.reference.* *.prediction", open="*.* *.*.*",
+    ways="odd changed changed changed bytes", notation=Notation(whole_lines, LINES.write),
+)  # fmt: skip
+UNPRINTED = (
+    "batch_size max_length dtype processes adapter_sha256 reducer eviction_options calibration_sha256 seed versions"
+).split()
+MANIFEST = Document(
+    {
+        "schema": (99,), "rows": (-1, 1.5), "task": ("nope", "../x", "", "\x1b[31m"),
+        "primary arm.protocol": ("nope",), "arm.name": ("", "../x", "a/b", "\x00"), "arm.nominal_kv": (-1,),
+        "arm.seed": (1.5,),
+    },
+    loose="options.*", open="settings.*", free=" ".join(f"settings.{name}" for name in UNPRINTED),
+    ways="odd changed changed changed bytes",
+)  # fmt: skip
+NO_SCORE = (5, {}, [], None, "x", NAN, [[]], [NAN, 1, 1, 1], ["x"] * 4, 0)
+RIGHT_SCORES: dict[str, tuple[Any, ...]] = {  # by key of a run's scores: which of the odd values are right there
+    "kinds": (["x"] * 4,), "scores": (), "measures": ({},), "nominal_kv": (5, 0), "realised_kv": (5, 0),
+    "kv_bytes": (5, 0), "dense_kv_bytes": (5,), "arm": ("x",), "data_sha256": ("x",), "data": ("x",),
+}  # fmt: skip
+SCORES = Document(
+    {f"runs.0.{key}": [each for each in NO_SCORE if each not in right] for key, right in RIGHT_SCORES.items()},
+    loose="runs.0.predictions.* runs.0.measures",
+    open="* runs.0.* runs.0.measures.*",
+    free="runs.0.seconds",
+)
+MARKUP = (
+    *("[red]x[/red]", "[/bold]", "[link=http://x]y", "=cmd|' /C calc'!A0", "+1", "@x", "[bold"),
+    *("<script>alert(1)</script>", "a|b", "\\end{table}", "$x_1$", "{{7*7}}", "x" * 250),
+)
+
+
+def cells(folder: Path) -> list[Path]:
+    return sorted(path.parent for path in folder.rglob("manifest.json"))
+
+
+def sample_lines(draw: random.Random, folder: Path) -> Spoilt:
+    return SAMPLES.spoil(draw, next(draw.choice(cells(folder)).glob("samples-*.jsonl")))
+
+
+def manifest(draw: random.Random, folder: Path) -> Spoilt:
+    return MANIFEST.spoil(draw, draw.choice(cells(folder)) / "manifest.json")
+
+
+def no_manifest(draw: random.Random, folder: Path) -> Spoilt:
+    return no_file(draw, draw.choice(cells(folder)) / "manifest.json"), Expect.REFUSED
+
+
+def names(draw: random.Random, place: Place) -> Case:
+    """A name that acts in a terminal, a spreadsheet or a page is shown as the text that it is."""
+    cell, field, name = draw.choice(cells(place.copy("results"))), draw.choice(("backbone", "adapter")), ""
+    while not name.isprintable() or not name.strip():
+        name = draw.choice((*MARKUP, *NAMES))
+    for path in cell.parent.glob("*/manifest.json"):
+        content = json.loads(path.read_text())
+        content["arm"][field] = name
+        path.write_text(json.dumps(content))
+    words = f"report results --out tables --format {draw.choice(('csv', 'html,markdown', 'latex'))}".split()
+    reference: Reference = lambda answer: table_fault(place.work / "tables")  # noqa: E731
+    return Case(f"{field} is {shown(name)}", words, Expect.TAKEN, ("tables",), reference=reference)
+
+
+def table_fault(folder: Path) -> str | None:
+    for path in folder.glob("*.csv"):
+        with path.open(newline="", encoding="utf-8") as file:
+            texts = [text for row in csv.reader(file) for text in row]
+        odd = [text for text in texts if text.startswith(("=", "+", "@", "-", "\t", "\r")) and text != "-"]
+        number = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(nan|inf)", re.IGNORECASE)
+        if runs := [text for text in odd if not number.fullmatch(text)]:
+            return f"{path.name} holds the cell {runs[0][:60]!r}"
+    scripts = [path.name for path in folder.glob("*.html") if "<script>alert" in path.read_text(encoding="utf-8")]
+    return f"{scripts[0]} holds a script" if scripts else None
+
+
+def scores(draw: random.Random, place: Place) -> Case:
+    spoilt = SCORES.spoil(draw, place.copy("scores.json"))
+    place.copy("run/adapter", "adapter")
+    return read_by(place, "export adapter out --metrics scores.json", spoilt)
+
+
+results = one_of(
+    *(reading(
+        "results", "results", (*(sample_lines,) * 4, *(manifest,) * 3, no_manifest, whole),
+        *(f"report results --out tables{form}" for form in ("", " --format csv", " --format html,markdown")),
+    ),) * 8, names, names, scores, scores,
+)  # fmt: skip

@@ -5,6 +5,7 @@ import random
 import struct
 import warnings
 import zlib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from tests.hostile.case import Answer, Case, Expect, Place, Reference, same
-from tests.hostile.files import canary_pickle
-from tests.hostile.values import damaged, no_file
+from tests.hostile.grammar import damaged, no_file
+from tests.hostile.tensors import canary_pickle
 
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
 Image.init()  # which makes all of its readers known
@@ -77,6 +78,7 @@ def png(width: int, height: int, body: bytes = b"", depth: int = 8, colour: int 
     return b"\x89PNG\r\n\x1a\n" + header + more + chunk(b"IDAT", zlib.compress(body)) + chunk(b"IEND", b"")
 
 
+@cache
 def bombs() -> dict[str, bytes]:
     long = b"k\0\0" + zlib.compress(b"x" * 100_000_000)
     bmp = struct.pack("<IHHIIiiHHIIiiII", 54, 0, 0, 54, 40, 50_000, 50_000, 1, 24, 0, 0, 0, 0, 0, 0)
@@ -98,41 +100,6 @@ def bombs() -> dict[str, bytes]:
         "an FPX": b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\0" * 600, "a WMF": b"\xd7\xcd\xc6\x9a\0\0" + b"\0" * 60,
         "words": b"no picture at all",
     }  # fmt: skip
-
-
-def spoilt(draw: random.Random, content: bytes, form: str) -> tuple[bytes, str]:
-    if form == "damaged":
-        return damaged(draw, content)
-    found = bombs()
-    what = draw.choice(list(found))
-    return found[what], what
-
-
-def damage(draw: random.Random, place: Place) -> Case:
-    suffix = draw.choice(SUFFIXES)
-    path = place.copy(f"images/a.{suffix}", f"a.{suffix}")
-    kind, what = draw.choice((*["damaged"] * 3, *["bomb"] * 3, "file", "name", "whole")), "whole"
-    if kind in ("damaged", "bomb"):
-        content, what = spoilt(draw, path.read_bytes(), kind)
-        path.write_bytes(content)
-    elif kind == "file":
-        return opening(draw, place, path, f"{suffix}, {no_file(draw, path)}", None)
-    elif kind == "name":
-        name = draw.choice(NAMED)
-        path, what = path.rename(path.with_name(name)), f"named {name[:20]!r}"
-    return opening(draw, place, path, f"{suffix}, {what}", right_picture(path.read_bytes()))
-
-
-def opening(draw: random.Random, place: Place, path: Path, what: str, right: Image.Image | None) -> Case:
-    expect = Expect.REFUSED if right is None else Expect.TAKEN
-    if draw.random() < 0.6:
-        from subtoken_train.datasets.image_sources import open_image
-
-        return Case(f"open_image {what}", lambda: open_image(path), expect, reference=pixels(right))
-    words = [*place.words("generate --adapter {vlm} --prompt 'what ?' --max-new-tokens 2"), f"--image={path.name}"]
-    place.copies.clear()
-    reference = None if right is None else same(place, words, files={path.name: encoded(right)})
-    return Case(f"generate {what}", words, expect, reference=reference)
 
 
 CODERS = {"jpg": "JPEG", "png": "PNG", "tiff": "TIFF", "webp": "WEBP", "gif": "GIF"}
@@ -189,23 +156,48 @@ def of_mode(draw: random.Random) -> Made:
     return suffix, encoded(picture, CODERS[suffix], **settings), f"mode {mode}"
 
 
+def long_one(draw: random.Random) -> Made:
+    """A picture of one row or column, which no tower reads once it is resized."""
+    size = draw.choice((*TOO_LONG, *LONG))
+    return "png", encoded(Image.new("RGB", size, (200, 30, 30))), f"{size}"
+
+
+def spoilt(draw: random.Random, pool: Path) -> Made:
+    """An encoded picture with damage, or one that is none, or takes more room than it shows."""
+    suffix = draw.choice(SUFFIXES)
+    if draw.random() < 0.5:
+        return suffix, *damaged(draw, (pool / f"images/a.{suffix}").read_bytes())
+    what, content = draw.choice(list(bombs().items()))
+    return suffix, content, what
+
+
+def damage(draw: random.Random, place: Place) -> Case:
+    kind = draw.choice((*["spoilt"] * 6, "file", "name", "whole"))
+    suffix, content, what = spoilt(draw, place.pool)
+    if kind != "spoilt":
+        content, what = (place.pool / f"images/a.{suffix}").read_bytes(), kind
+    name = draw.choice(NAMED) if kind == "name" else f"a.{suffix}"
+    path = place.write(name, content)
+    what = no_file(draw, path) if kind == "file" else what
+    return opening(draw, place, path, f"{suffix}, {what}", None if kind == "file" else right_picture(content))
+
+
 def forms(draw: random.Random, place: Place) -> Case:
-    kind = draw.choice((turned, turned, of_mode, of_mode, None))
-    if kind is not None:
-        suffix, content, what = kind(draw)
-        path = place.write(f"a.{suffix}", content)
-        return opening(draw, place, path, f"{suffix}, {what}", right_picture(content))
-    too_long = draw.random() < 0.6
-    size = draw.choice(TOO_LONG if too_long else LONG)
-    content = encoded(Image.new("RGB", size, (200, 30, 30)) if too_long else scene(draw, *size))
-    path = place.write("a.png", content)
-    if draw.random() < 0.4 and not too_long:
-        return opening(draw, place, path, f"{size} to be opened", right_picture(content))
-    if draw.random() < 0.4:  # the picture itself is no larger than any other
+    kind = draw.choice((turned, turned, of_mode, of_mode, long_one))
+    suffix, content, what = kind(draw)
+    path, right = place.write(f"a.{suffix}", content), right_picture(content)
+    return opening(draw, place, path, f"{suffix}, {what}", right, seen=what not in map(str, TOO_LONG))
+
+
+def opening(
+    draw: random.Random, place: Place, path: Path, what: str, right: Image.Image | None, seen: bool = True
+) -> Case:
+    """One rule for every picture: what another reader opens is opened, pixel for pixel; ``seen``: a tower reads it."""
+    expect = Expect.REFUSED if right is None else Expect.TAKEN
+    if draw.random() < 0.6:
         from subtoken_train.datasets.image_sources import open_image
 
-        reference = pixels(right_picture(content))
-        return Case("open_image of a long one", lambda: open_image(path), Expect.TAKEN, reference=reference)
-    words = place.words("generate --adapter {vlm} --image=a.png --prompt 'what ?' --max-new-tokens 1")
-    expect = Expect.REFUSED if too_long else Expect.TAKEN
-    return Case(f"generate {size}", words, expect, reference=same(place, words, files={"a.png": content}))
+        return Case(f"open_image {what}", lambda: open_image(path), expect, reference=pixels(right))
+    words = [*place.words("generate --adapter {vlm} --prompt 'what ?' --max-new-tokens 2"), f"--image={path.name}"]
+    reference = None if right is None else same(place, words, files={path.name: encoded(right)})
+    return Case(f"generate {what}", words, expect if seen else Expect.REFUSED, reference=reference)

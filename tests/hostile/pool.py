@@ -43,6 +43,7 @@ def make_pool(folder: Path) -> Path:
         model.cache.save(folder / f"caches/{name}.safetensors")
     for layout in ("own", "parquet"):
         write_benchmarks(folder / "benchmarks" / layout, own=layout == "own")
+    _own_data(folder)
     _run(folder)
     _results(folder)
     return folder
@@ -84,6 +85,30 @@ def _adapter(source: Path, target: Path) -> None:
     (target / "adapter_config.json").write_text(json.dumps(peft, indent=2))
 
 
+def _own_data(folder: Path) -> None:
+    """Records by lines, folders for ``init`` of three kinds, prompts with a picture and without one."""
+    rows = json.loads((folder / "scenes/train.json").read_text())
+    (folder / "scenes/train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    names, picture = [f"images/{number}.png" for number in range(4)], (folder / "images/a.png").read_bytes()
+    asked = [[{"type": "image"}, {"type": "text", "text": f"list {number} ."}] for number in range(4)]
+    messages = [[{"role": "user", "content": each}, {"role": "assistant", "content": "none"}] for each in asked]
+    pairs = zip(names, messages, strict=True)
+    tables = {
+        "csv": "\n".join(["image,question,answer", *(f'"{name}","list {i} .","none"' for i, name in enumerate(names))]),
+        "json": json.dumps([{"images": [name], "messages": said} for name, said in pairs]),
+        "txt": "\n\n".join(f"paragraph {i} says {'so ' * 60}" for i in range(60)),
+    }
+    for suffix, content in tables.items():
+        mine = folder / f"own_{suffix}"
+        (mine / "images").mkdir(parents=True)
+        (mine / f"q.{suffix}").write_text(content + "\n" if suffix == "csv" else content)
+        for number, name in enumerate(names if suffix != "txt" else ()):
+            (mine / name).write_bytes(picture + bytes([number]))
+    for kind, more in (("lm", {}), ("vlm", {"image": "a.png"})):
+        prompts = [{"id": name, "prompt": f"what is at {name} ?", **more} for name in "abc"]
+        (folder / f"{kind}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
+
+
 CACHES = ("lm", "vlm")
 
 
@@ -108,7 +133,7 @@ def _run(folder: Path) -> None:
 def _results(folder: Path) -> None:
     backbone = folder / "llava-1.5-7b-hf"  # a name of the paper's, so that its rows find the arms
     backbone.symlink_to(folder / "backbones/tiny-llava")
-    grid = {
+    grid: dict[str, Any] = {
         "out": "results", "batch_size": 4, "limit": QUESTIONS, "anchors": "none",
         "tasks": [{"name": name, "source": str(folder / "scenes")} for name in ("scenes_pope", "scenes_gqa")],
         "arms": [{"adapter": [str(folder / "adapters" / name) for name in (VLM, f"{VLM}_anchor")],
@@ -116,3 +141,6 @@ def _results(folder: Path) -> None:
     }  # fmt: skip
     (folder / "grid.yaml").write_text(yaml.safe_dump(grid, sort_keys=False))
     command("evaluate", "--config", folder / "grid.yaml", "--out", folder / "results")
+    small = {**grid, "limit": 1, "tasks": grid["tasks"][:1]}
+    small["arms"] = [{**arm, "adapter": arm["adapter"][:1]} for arm in grid["arms"]]
+    (folder / "small_grid.yaml").write_text(yaml.safe_dump(small, sort_keys=False))

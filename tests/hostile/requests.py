@@ -3,13 +3,11 @@
 import base64
 import copy
 import json
-import os
 import random
 import socket
 import sys
 import threading
 import types
-import warnings
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
@@ -25,8 +23,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.model import SubTokenModel
 from tests.hostile.case import VLM, Case, Expect, Place, made
-from tests.hostile.pictures import SUFFIXES, encoded, of_mode, pixels, right_picture, spoilt, turned
-from tests.hostile.values import NAN, no_file
+from tests.hostile.grammar import NAN, no_file
+from tests.hostile.pictures import encoded, of_mode, pixels, right_picture, spoilt, turned
 from tests.support.chat_servers import Served, serving_model
 
 COUNT = (0, -1, 1.5, "x")
@@ -69,35 +67,41 @@ def theirs(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder).eval()
 
 
-def calls(draw: random.Random, place: Place) -> Case:
-    vision = draw.random() < 0.4
-    folder = place.pool / ("adapters" if vision else "backbones") / (VLM if vision else "tiny-llama")
-    here, ids, expect = loaded(folder), torch.tensor([[5, 6, 7, 8, 9, 10]]), Expect.REFUSED
-    good: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **GOOD}
-    asked, settings = dict(good), dict[str, Any]()
-    kind = draw.choice(("settings", "settings", "ids", "ids", "masks", "masks", "pixels", "inputs"))
+ONE = torch.zeros(1, 3, 96, 96)
+PIXELS_OF = {
+    "zeros": ONE, "no numbers": torch.full_like(ONE, NAN), "one dimension less": ONE[0], "a text": "x",
+    "too small": torch.zeros(1, 1, 4, 4),
+}  # fmt: skip
+
+
+def changed_call(draw: random.Random, good: dict[str, Any], vision: bool) -> tuple[dict[str, Any], str, bool]:
+    """The arguments of a call with one of them changed, what was done, and whether it is right."""
+    kind = "pixels" if vision else draw.choice(("settings", "ids", "masks"))
     if kind == "settings":
-        name = draw.choice((*REFUSED, *TAKEN))
-        settings = name if isinstance(name, dict) else {name: draw.choice(REFUSED[name])}
-        expect = Expect.TAKEN if isinstance(name, dict) else Expect.REFUSED
-        asked |= {**settings, "do_sample": name == "temperature"}
-        what = f"{settings}"
-    elif kind == "ids":
-        what = draw.choice(list(IDS))
-        asked["input_ids"] = IDS[what](ids)
-        if what in ("no columns", "no rows", "one token"):
-            asked["attention_mask"] = torch.ones_like(asked["input_ids"])
-    elif kind == "masks":
-        what = draw.choice(list(MASKS))
-        asked["attention_mask"] = MASKS[what](asked["attention_mask"])
-    elif kind == "pixels":
-        one = torch.zeros(1, 3, 96, 96)
-        values = (one, torch.full_like(one, NAN), one[0], "x", torch.zeros(1, 1, 4, 4))
-        asked["pixel_values"], what = draw.choice(values), "pixels without a placeholder"
-    else:
+        name = draw.choice((*REFUSED, *range(len(TAKEN))))
+        settings = TAKEN[name] if isinstance(name, int) else {name: draw.choice(REFUSED[name])}
+        return {**good, **settings, "do_sample": name == "temperature"}, f"{settings}", isinstance(name, int)
+    if kind == "pixels":  # without a placeholder
+        what = draw.choice(list(PIXELS_OF))
+        return {**good, "pixel_values": PIXELS_OF[what]}, f"pixels {what}", False
+    what = draw.choice(list(IDS if kind == "ids" else MASKS))
+    if kind == "masks":
+        return {**good, "attention_mask": MASKS[what](good["attention_mask"])}, what, what in RIGHT
+    ids = IDS[what](good["input_ids"])
+    like = what in ("no columns", "no rows", "one token")
+    mask = torch.ones_like(ids) if like else good["attention_mask"]
+    return {**good, "input_ids": ids, "attention_mask": mask}, what, what in RIGHT
+
+
+def calls(draw: random.Random, place: Place) -> Case:
+    vision, ids = draw.random() < 0.25, torch.tensor([[5, 6, 7, 8, 9, 10]])
+    folder = place.pool / ("adapters" if vision else "backbones") / (VLM if vision else "tiny-llama")
+    here = loaded(folder)
+    if vision and draw.random() < 0.4:
         images = draw.choice((["x"], [None], [5], "x"))
         return Case(f"inputs: images {images!r}", lambda: here.inputs("<image> what ?", images), Expect.REFUSED)
-    expect = Expect.TAKEN if what in RIGHT else expect
+    good: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **GOOD}
+    asked, what, right = changed_call(draw, good, vision)
 
     def call() -> Any:
         before = here.generate(**good)
@@ -106,27 +110,12 @@ def calls(draw: random.Random, place: Place) -> Case:
         finally:
             assert torch.equal(here.generate(**good), before), "the object answers otherwise than before"
 
-    if not vision:
-        right = (
-            {**asked, "attention_mask": torch.as_tensor(asked["attention_mask"]).long()}
-            if expect is Expect.TAKEN
-            else {}
-        )
-        reference = made(lambda: theirs(folder).generate(**right))
-        return Case(f"generate LM {kind}: {what}", call, expect, reference=reference)
-    if expect is Expect.TAKEN and (settings or what in ("one token", "a pad before")):
-        return calls(draw, place)  # nobody else to ask
-    return Case(f"generate VLM {kind}: {what}", call, expect, reference=made(lambda: here.generate(**good)))
+    def plain() -> Any:
+        return theirs(folder).generate(**{**asked, "attention_mask": torch.as_tensor(asked["attention_mask"]).long()})
+
+    return Case(f"generate: {what}", call, Expect.TAKEN if right else Expect.REFUSED, reference=made(plain))
 
 
-ROPES: dict[str, dict[str, Any]] = {
-    "plain": {}, "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256},
-    "linear": {"rope_type": "linear", "factor": 4.0}, "dynamic": {"rope_type": "dynamic", "factor": 4.0},
-    "llama3": {
-        "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 256,
-    },
-}  # fmt: skip
 LENGTHS = (1, 2, 63, 64, 65, 255, 256, 257, 700, 1024, 1025, 1500)
 TEXTS = (
     "<image>", "<image><image>", "</s>", "<s>", "[INST]", "x " * 40, "\N{GRINNING FACE}", "a\nb",
@@ -136,45 +125,25 @@ NO_PROMPT = ("", " ", "\u202e", "\u200b", "\n\n", "\ud800", "what \ud800 ?")
 SHORT = {"max_new_tokens": 3, "do_sample": False}
 
 
-@cache
-def with_rope(pool: Path, rope: str) -> Path:
-    folder = pool.parent / f"ropes-{os.getpid()}/{rope}"
-    folder.mkdir(parents=True)
-    for path in (pool / "backbones/tiny-llama").iterdir():
-        if path.name != "config.json":
-            (folder / path.name).symlink_to(path)
-    config = json.loads((pool / "backbones/tiny-llama/config.json").read_text())
-    config["rope_parameters"] |= ROPES[rope]
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
-def tokens_of(pool: Path, rope: str, inputs: dict[str, torch.Tensor]) -> Any:
-    """What transformers answers; a new model each time where it remembers the longest it has read."""
-    load = theirs.__wrapped__ if rope == "dynamic" else theirs
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return load(with_rope(pool, rope)).generate(**inputs, **SHORT)
-
-
 def prompts(draw: random.Random, place: Place) -> Case:
-    kind = draw.choice(("length", "length", "text", "text", "refused"))
-    rope = draw.choice(list(ROPES)) if kind == "length" else "plain"
-    folder = with_rope(place.pool, rope)
-    ours, text = loaded(folder), draw.choice(NO_PROMPT if kind == "refused" else TEXTS)
+    """A text or so many tokens, to which transformers answers as well, or nothing that could be answered."""
+    folder = place.pool / "backbones/tiny-llama"
+    ours, kind = loaded(folder), draw.choice(("length", "length", "text", "text", "refused"))
+    text = draw.choice(NO_PROMPT if kind == "refused" else TEXTS)
     if kind == "refused":
         return Case(f"prompt {text!r}", lambda: ours.generate(**ours.inputs(text), **SHORT), Expect.REFUSED)
-    if kind == "length":
-        ids = torch.tensor([[draw.randrange(5, 1280) for _ in range(draw.choice(LENGTHS))]])
-    else:
+    ids = torch.tensor([[draw.randrange(5, 1280) for _ in range(draw.choice(LENGTHS))]])
+    if kind == "text":
         ids = AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt")["input_ids"]
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
     def call() -> Any:
         return ours.generate(**(inputs if kind == "length" else ours.inputs(text)), **SHORT)
 
-    what = f"{ids.shape[1]} tokens on {rope} positions" if kind == "length" else repr(text[:40])
-    return Case(f"prompt {what}", call, Expect.TAKEN, reference=made(lambda: tokens_of(place.pool, rope, inputs)))
+    what = f"{ids.shape[1]} tokens" if kind == "length" else repr(text[:40])
+    return Case(
+        f"prompt {what}", call, Expect.TAKEN, reference=made(lambda: theirs(folder).generate(**inputs, **SHORT))
+    )
 
 
 PIXELS = 10**6  # of a picture that is taken
@@ -259,10 +228,9 @@ def chat(draw: random.Random, place: Place) -> Case:
 
 
 def picture(draw: random.Random, place: Place) -> Case:
-    suffix, form, what = draw.choice(SUFFIXES), draw.choice(("whole", "damaged", "bomb")), "whole"
-    content = (place.pool / f"images/a.{suffix}").read_bytes()
-    if form != "whole":
-        content, what = spoilt(draw, content, form)
+    suffix, content, what = spoilt(draw, place.pool)
+    if draw.random() < 0.3:
+        content, what = (place.pool / f"images/a.{suffix}").read_bytes(), "whole"
     shown = image({"url": f"data:image/{suffix};base64,{base64.b64encode(content).decode()}"})
     asked = json.dumps({**body(), "messages": user([shown, TEXT])}).encode()
     right = right_picture(content)
@@ -338,30 +306,23 @@ def raw(served: Served, content: bytes, good: bool = False) -> None:
 
 
 def http(draw: random.Random, place: Place) -> Case:
-    kind = draw.choice(("value", "bytes", "headers", "raw", "path", "long", "good", "gone"))
-    asked, headers = body(), dict[str, str]()
-    act: Callable[[Served], Any] = lambda served: answer(served, asked, **headers)  # noqa: E731
-    what: Any = ""
-    if kind == "raw":
-        what = draw.choice(RAW)
-        act = lambda served: raw(served, what)  # noqa: E731
-    elif kind == "path":
-        what = draw.choice(PATHS)
-        act = lambda served: text_of(httpx2.get(f"{served.url}{what}", timeout=8))  # noqa: E731
-    elif kind == "gone":  # in the middle of its answer
-        whole = json.dumps({**asked, "stream": True, "max_tokens": 64}).encode()
-        content = HEAD + b"content-length: %d\r\n\r\n" % len(whole) + whole
-        act = lambda served: raw(served, content, good=True)  # noqa: E731
-    elif kind == "value":
-        key = draw.choice(list(WRONG))
-        what = asked[key] = draw.choice(WRONG[key])
-    elif kind == "bytes":
-        asked = what = draw.choice(BROKEN)
-    elif kind == "headers":
-        headers = what = draw.choice(HEADERS)
-    elif kind == "long":
-        what = draw.choice(LONG)
-        asked["messages"] = user(what)
+    kind, asked = draw.choice(("value", "bytes", "headers", "raw", "path", "long", "good", "gone")), body()
+    key, content = draw.choice(list(WRONG)), draw.choice(BROKEN)
+    wrong, headers, path, text = draw.choice(WRONG[key]), draw.choice(HEADERS), draw.choice(PATHS), draw.choice(LONG)
+    streamed = json.dumps({**asked, "stream": True, "max_tokens": 64}).encode()
+    streamed = HEAD + b"content-length: %d\r\n\r\n" % len(streamed) + streamed
+    sent = draw.choice(RAW)
+    acts: dict[str, tuple[Any, Callable[[Served], Any]]] = {
+        "value": (wrong, lambda served: answer(served, {**asked, key: wrong})),
+        "bytes": (content, lambda served: answer(served, content)),
+        "headers": (headers, lambda served: answer(served, asked, **headers)),
+        "raw": (sent, lambda served: raw(served, sent)),
+        "path": (path, lambda served: text_of(httpx2.get(f"{served.url}{path}", timeout=8))),
+        "long": (text[:9], lambda served: answer(served, {**asked, "messages": user(text)})),
+        "good": ("", lambda served: answer(served, asked)),
+        "gone": ("in the middle of its answer", lambda served: raw(served, streamed, good=True)),
+    }
+    what, act = acts[kind]
     expect = Expect.TAKEN if kind == "good" else Expect.REFUSED
     reference = made(lambda: alone(place.pool))
     return Case(f"{kind}: {what!r}"[:90], lambda: beside(place.pool, act), expect, reference=reference)
@@ -394,48 +355,30 @@ def ask(pool: Path, picture: str | None, question: str, eviction: str | None, ke
     return [str(text) for text in last[:sides]]
 
 
-def upload(draw: random.Random, place: Place, path: Path) -> tuple[bytes, str, bool]:
-    form = draw.choice(("damaged", "bomb", "turned", "mode", "file"))
-    content = (place.pool / f"images/a.{draw.choice(SUFFIXES)}").read_bytes()
-    if form == "file":
-        path.write_bytes(content)
-        return content, no_file(draw, path), False
-    if form in ("damaged", "bomb"):
-        content, what = spoilt(draw, content, form)
-    else:
-        _, content, what = (turned if form == "turned" else of_mode)(draw)
-    path.write_bytes(content)
-    return content, what, right_picture(content) is not None
-
-
 def demo(draw: random.Random, place: Place) -> Case:
-    kind = draw.choice(("upload", "upload", "upload", "question", "keep", "eviction", "none", "host", "whole"))
+    kind = draw.choice(("upload", "upload", "upload", "file", "question", "keep", "eviction", "none", "host", "whole"))
     if kind == "host":
         from subtoken_train.demo.local_server import check_address
 
         host = draw.choice(HOSTS)
         return Case(f"an address {host[:30]!r}", lambda: check_address(host, 7860), Expect.REFUSED)
-    content, question, eviction, keep = (place.pool / "images/a.png").read_bytes(), "what ?", None, "0.5"
-    path, what, right = place.write("upload.png", content), kind, kind == "whole"
+    content, what = (place.pool / "images/a.png").read_bytes(), kind
     if kind == "upload":
-        content, what, right = upload(draw, place, path)
-    elif kind == "question":
-        question = draw.choice(QUESTIONS)
-    elif kind == "keep":
-        eviction, keep = "snapkv", draw.choice(KEEPS)
-    elif kind == "eviction":
-        eviction = draw.choice(EVICTIONS)
-    elif kind == "whole":
-        eviction = draw.choice((None, "knorm", "ada(snapkv)"))
-    given = None if kind == "none" else str(path)
+        _, content, what = draw.choice((spoilt(draw, place.pool), turned(draw), of_mode(draw)))
+    path, right = place.write("upload.png", content), right_picture(content)
+    if kind == "file":
+        what = no_file(draw, path)
+    question = draw.choice(QUESTIONS) if kind == "question" else "what ?"
+    keep = draw.choice(KEEPS) if kind == "keep" else "0.5"
+    odd = {"keep": ("snapkv",), "eviction": EVICTIONS, "whole": (None, "knorm", "ada(snapkv)")}
+    eviction, given = draw.choice(odd.get(kind, (None,))), None if kind == "none" else str(path)
 
     def plain() -> list[str]:
-        known = right_picture(content)
-        assert known is not None
+        assert right is not None
         other = place.root / "plain.png"
-        other.write_bytes(encoded(known))
+        other.write_bytes(encoded(right))
         return ask(place.pool, str(other), question, eviction, keep)
 
     told = f"the page: {what} {question[:20]!r} {eviction!r} {keep[:20]!r}"
-    expect = Expect.TAKEN if right else Expect.REFUSED
+    expect = Expect.TAKEN if right is not None and kind in ("upload", "whole") else Expect.REFUSED
     return Case(told, lambda: ask(place.pool, given, question, eviction, keep), expect, reference=made(plain))

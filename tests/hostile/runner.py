@@ -241,7 +241,7 @@ def _judged_case(name: str, make: Make, place: Place, home: Path) -> Outcome:
     verdict, detail = min(found, key=lambda each: order.index(each[0]))
     code = None if answer is None else answer.code
     taken = code == 0 and case.reference is not None
-    return Outcome(name, case.what, verdict, detail, case.expect, code, seconds, taken, case.why)
+    return Outcome(name, case.what, verdict, detail, case.expect, code, seconds, taken)
 
 
 @contextmanager

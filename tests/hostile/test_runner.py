@@ -153,8 +153,6 @@ COMMANDS: dict[str, tuple[Verdict, list[str], Expect, Callable[[Place], Any] | N
     "a wrong acceptance": (Verdict.WRONG, HELP, Expect.REFUSED, None),
     "a wrong refusal": (Verdict.REFUSAL, ["recipes", "nope"], Expect.TAKEN, lambda place: seen),
     "an answer that differs": (Verdict.WRONG, HELP, Expect.TAKEN, lambda place: lambda answer: "no"),
-    "an answer that differs, where nobody knows": (
-        Verdict.WRONG, HELP, Expect.EITHER, lambda place: lambda answer: "no"),
     "an answer that cannot be compared": (
         Verdict.WRONG, HELP, Expect.TAKEN, lambda place: lambda answer: answer.value.nothing),
     "another result than the original's": (
@@ -172,8 +170,7 @@ def made_case(place: Place, name: str) -> Case:
     if name in COMMANDS:
         _, words, expect, reference = COMMANDS[name]
         says = ("nothing of this",) if words[0] == "export" else ()
-        more = {"why": "nobody knows"} if expect is Expect.EITHER else {}
-        return Case("", words, expect, ("a",), reference=reference and reference(place), says=says, **more)
+        return Case("", words, expect, ("a",), reference=reference and reference(place), says=says)
     _, act, more = ACTS[name]
     more = {"expect": Expect.TAKEN, **more}
     if more.pop("before", False):

@@ -29,3 +29,21 @@ def refused(capsys, *words: object, reports: bool = False) -> str:
     assert line.startswith(ERROR)
     assert "<class" not in line
     return line.removeprefix(ERROR)
+
+
+def check_refused(capsys, argv: list[str]) -> str:
+    return refused(capsys, "check", *argv, reports=True)
+
+
+def checked(capsys, argv: list[str]) -> list[str]:
+    return [" ".join(line.split()) for line in printed(capsys, "check", *argv).splitlines()]
+
+
+def stopped(capsys, argv: list[str]) -> tuple[list[str], str]:
+    """A check that is refused by its last line alone: what it said before, and the message."""
+    assert main(["check", *argv]) == 2
+    out, err = capsys.readouterr()
+    assert not re.search("^(ready|valid):", out, re.MULTILINE)
+    errors = err.splitlines()
+    assert [line.startswith(ERROR) for line in errors] == [False] * (len(errors) - 1) + [True], errors
+    return [" ".join(line.split()) for line in out.splitlines()], errors[-1].removeprefix(ERROR)
