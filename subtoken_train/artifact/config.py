@@ -172,7 +172,7 @@ def _parsed(record: Any, path: Path) -> AdapterConfig:
     schema = checked(int, record.get("schema_version"), f"{path}: schema_version")
     if not 1 <= schema <= SCHEMA_VERSION:
         raise ValueError(
-            f"{path} has schema {schema}, this version reads 1 to {SCHEMA_VERSION}; a newer one reads more"
+            f"{path} has schema {schema}; this version reads 1 to {SCHEMA_VERSION}: upgrade subtoken_train"
         )
     if missing := [key for key, since in _SINCE.items() if since <= schema and key not in record]:
         raise ValueError(f"{path}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
@@ -183,9 +183,7 @@ def _parsed(record: Any, path: Path) -> AdapterConfig:
     reducer = _reducer(record["reducer"], schema, f"{path}: reducer")
     config = typed(AdapterConfig, {**content, "reducer": reducer}, str(path))
     if config.merged and config.reducer.frozen_scout:
-        raise ValueError(
-            f"{path}: merged, with a frozen ranking: merged weights cannot rank without their LoRA; the files disagree"
-        )
+        raise ValueError(f"{path}: the LoRA is merged, so a ranking without it (frozen) is impossible; export it again")
     for key, kind in _TRAINING.items():
         if key in config.training:
             checked(kind, config.training[key], f"{path}: training.{key}")
@@ -248,5 +246,5 @@ def _check_lora_files(folder: Path, lora: LoraSettings, pattern: str, backbone: 
         axis = 0 if ".lora_A." in name else 1 if ".lora_B." in name else None
         if axis is not None and (len(shape) != 2 or shape[axis] != lora.rank):
             raise ValueError(
-                f"{path}: tensor {name[:120]} has shape {shape}, which does not have rank {lora.rank} (lora.rank)"
+                f"{path}: tensor {name[:120]} has shape {shape}; it must have rank {lora.rank} (lora.rank)"
             )

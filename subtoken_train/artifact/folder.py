@@ -349,10 +349,7 @@ def read_first_stage(
     folder = adapter_in(folder) or folder
     config = read_config(folder)
     if config.routing is not None:
-        raise ValueError(
-            f"stage2.adapter {folder} already routes ({config.routing.words}); stage 2 starts from a token-only "
-            "adapter (routing: null)"
-        )
+        raise ValueError(f"stage2.adapter {folder} already has routers ({config.routing.words}); name a token-only one")
     if lora is not None and (differing := _differing("lora", config.lora, lora)):
         raise ValueError(f"stage2.adapter {folder} was trained with {', '.join(differing)}")
     if not (differing := _differing("reducer", config.reducer, reducer)):

@@ -70,10 +70,7 @@ class PackedCache(Cache):  # type: ignore[misc]
     def check_holds_prompt(self) -> None:
         """Refuse to go on without a prompt."""
         if not self.holds_prompt:
-            raise ValueError(
-                "the cache is empty (no prompt was put in, or reset() took it out); generate from the whole prompt, "
-                "without past_key_values"
-            )
+            raise ValueError("the cache is empty; generate from the whole prompt, without past_key_values")
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         """Append states to a layer."""

@@ -167,9 +167,7 @@ def check_online(method: Eviction | None, every: object, tokens: int | None) -> 
             f"out, or use one of {', '.join(can)}"
         )
     if tokens is not None and every > tokens:
-        raise ValueError(
-            f"eviction_every={every} is more than the budget, eviction_keep={tokens} tokens; use {tokens} or less"
-        )
+        raise ValueError(f"eviction_every={every} exceeds eviction_keep={tokens} tokens; use {tokens} or less")
 
 
 DEEPEST = 8  # methods inside each other; more is a slip of the hand

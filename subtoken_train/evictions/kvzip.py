@@ -79,9 +79,7 @@ class KVzip(Eviction):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.level == "head" and self.pool == "head":
-            raise ValueError(
-                "kvzip level=head keeps whole heads, so heads must share a budget: use pool global or layer"
-            )
+            raise ValueError("kvzip level=head keeps whole heads: use pool global or layer")
 
     absolute = by_settings(lambda self: Scale(log=True, high=0.0) if self.level == "token" else None)
     may_empty = by_settings(lambda self: not self.lower_bound)

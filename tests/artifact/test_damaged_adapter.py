@@ -141,7 +141,7 @@ def test_peft_settings_that_contradict(folder, key, value):
 def test_a_rank_of_both_files_is_checked_against_the_tensors(folder):
     put(folder, "subtoken_config.json", "lora.rank", 4096)
     put(folder, "adapter_config.json", "r", 4096)
-    refused(folder, "does not have rank 4096")
+    refused(folder, "must have rank 4096")
     (folder / "adapter_config.json").unlink()
     refused(folder, "adapter_config.json is missing")
 

@@ -288,7 +288,7 @@ def test_what_stage_2_cannot_start_from(adapter, source, tmp_path):
     with pytest.raises(ValueError, match=r"lora.rank 4 \(the recipe has 16\), lora.alpha 8 \(the recipe has 32\)"):
         read_first_stage(adapter, FASTV, ROUTING, LoraSettings(dropout=0.1))
     folder = token_only(tmp_path / "routed", source, RoutingConfig("value_norm", num_groups=8, kept_groups=2))
-    with pytest.raises(ValueError, match=r"routed already routes \(S8K2 value_norm\)"):
+    with pytest.raises(ValueError, match=r"routed already has routers \(S8K2 value_norm\)"):
         read_first_stage(folder, FASTV, ROUTING, None)
     with pytest.raises(ValueError, match=r"stage2.adapter .*absent does not exist; train the token-only recipe"):
         read_first_stage(tmp_path / "absent", FASTV, ROUTING, None)

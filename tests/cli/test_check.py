@@ -190,7 +190,7 @@ def test_wrong_pairs(capsys):
     wrong = {
         "reducer.keep_ratio 0.15625 (the": [f"--model.stage2.adapter={ANCHOR}", "--model.routing.kept_groups=8"],
         "lora.rank 8 (the recipe has 4)": [*ON_ANCHOR, "--model.lora.rank=4"],
-        "already routes (S16K4 linear)": [f"--model.stage2.adapter={ANCHOR.with_name('tiny_fastv25_s16k4')}"],
+        "already has routers (S16K4 linear)": [f"--model.stage2.adapter={ANCHOR.with_name('tiny_fastv25_s16k4')}"],
     }
     for words, extra in wrong.items():
         assert words in check_refused(capsys, [*RECIPE, *extra])

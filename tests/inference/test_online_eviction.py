@@ -223,7 +223,7 @@ def test_what_is_longer_than_every_is_refused():
     [
         ({"every": 0}, "eviction_every=0 must be a whole number of at least 1"),
         ({"every": True}, "eviction_every=True must be a whole number"),
-        ({"every": 11}, "eviction_every=11 is more than the budget, eviction_keep=10 tokens; use 10 or less"),
+        ({"every": 11}, "eviction_every=11 exceeds eviction_keep=10 tokens; use 10 or less"),
         ({"eviction": None, "keep": 1.0, "unit": "fraction"}, "eviction_every=4 needs an .* or an adapter with gates"),
         ({"eviction": build_eviction("knorm")}, "'knorm' with these settings cannot evict .*streaming_llm, h2o"),
         ({"eviction": build_eviction("kvcompose", structured=False)}, "'kvcompose' with these settings cannot evict"),

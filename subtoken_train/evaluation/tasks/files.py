@@ -354,12 +354,11 @@ def check_samples(task: Task, samples: Sequence[Sample]) -> None:
         written = sample.prompt.count("<image>") if task.modality == "image" else len(sample.images)
         if written != len(sample.images):
             raise ValueError(
-                f"{place}: {written} <image> in the prompt for {len(sample.images)} images; write one for each"
+                f"{place}: {written} <image> in the prompt, {len(sample.images)} images; write one for each"
             )
         if sample.context_characters is not None and not 0 <= sample.context_characters <= len(sample.prompt):
             raise ValueError(
-                f"{place}: context_characters {sample.context_characters} lies outside its prompt of "
-                f"{len(sample.prompt)}"
+                f"{place}: context_characters {sample.context_characters} must be 0 to {len(sample.prompt)}"
             )
     named = dict.fromkeys(str(path) for sample in samples for image in sample.images for path in _files(image))
     missing = [name for folder in media.compare_images(named, Path(), outside=True) for name in folder.missing]

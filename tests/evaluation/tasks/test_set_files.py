@@ -223,8 +223,8 @@ def test_a_whole_set_is_looked_at_here_and_there(two):
 
 MALFORMED = [
     ({"id": "a"}, "task birds, sample 2: id 'a' appears twice, first in task birds, sample 1"),
-    ({"prompt": "What?"}, "sample 'b': 0 <image> in the prompt for 1 images"),
-    ({"context_characters": 99}, "sample 'b': context_characters 99 lies outside its prompt of 13"),
+    ({"prompt": "What?"}, "sample 'b': 0 <image> in the prompt, 1 images"),
+    ({"context_characters": 99}, "sample 'b': context_characters 99 must be 0 to 13"),
     ({"images": (Path("c.png"),)}, r"task birds: 1 of 2 images are missing \(first: .*c.png\)\. hf download"),
 ]
 
