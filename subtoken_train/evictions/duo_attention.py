@@ -44,7 +44,7 @@ class HeadAlphas(CalibratedNumbers):
 
 @dataclass(frozen=True)
 class DuoAttention(Eviction):
-    """DuoAttention (Xiao et al., 2024): retrieval heads keep every entry, streaming heads first and recent ones.
+    """DuoAttention (Xiao et al., 2024): retrieval heads keep every entry, others first and recent ones.
 
     Source: "DuoAttention: Efficient Long-Context LLM Inference with Retrieval and Streaming Heads" (arXiv 2410.10819)
     and its code. A number alpha in [0, 1] says how much a key-value head needs its whole cache; it is learned offline
@@ -127,7 +127,7 @@ def head_counts(alpha_LBh: Tensor, least_LB: Tensor, most_LB: Tensor, total_B: T
 
 @dataclass(frozen=True)
 class SimLayerKV(Eviction):
-    """SimLayerKV (Zhang et al., 2024): lazy layers keep the first entries and the recent ones, all others every entry.
+    """SimLayerKV (Zhang et al., 2024): lazy layers keep first and recent entries, all others every one.
 
     Source: "SimLayerKV: A Simple Framework for Layer-Level KV Cache Reduction" (2410.13846), its code and kvpress
     0.5.4. A layer is lazy if the last rows, mean over rows and query heads, pay more than a threshold of their

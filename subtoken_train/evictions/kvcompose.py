@@ -1,4 +1,4 @@
-"""KVCompose: each head keeps its own best entries, and one pool over all layers says how many a layer keeps.
+"""KVCompose: each head keeps its best entries, and one pool says how many a layer keeps.
 
 Source: "KVCompose: Efficient Structured KV Cache Compression with Composite Tokens", equations 14-24. The k-th entry
 that stays in a layer is a composite token: the k-th best of every head. Its importance is the mean over the heads; all

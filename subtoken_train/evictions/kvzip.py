@@ -39,7 +39,7 @@ Level = Literal["token", "head"]
 
 @dataclass(frozen=True)
 class KVzip(Eviction):
-    """KVzip: entries stay by the largest attention that they receive while the model says the context again, in pieces.
+    """KVzip: entries stay by the largest attention that they receive while the model says the context again.
 
     Source: "KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction" (arXiv 2505.23416), its code
     (snu-mllab/KVzip) and kvpress 0.5.4. For each chunk of the context, rows run after the whole cache: a sentence that
@@ -218,7 +218,7 @@ def foretold(net: Sequence[Tensor], input_BND: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class KVzap(Eviction):
-    """KVzap: a small net per layer reads its normed input and foretells the log of KVzip's scores; nothing runs twice.
+    """KVzap: a small net per layer foretells KVzip's scores; nothing runs twice.
 
     Source: "KVzap" (arXiv 2601.07891), in the form of kvpress (``kvzap_press.py``, ``kvzap/train.py``). A linear map,
     or two layers with a GELU between them, turns what a layer projects to queries, keys and values into the log of the

@@ -53,7 +53,7 @@ class TOVA(Eviction):
 
 @dataclass(frozen=True)
 class Finch(Eviction):
-    """Finch (Corallo & Papotti, 2024): entries that the question attends to, its rows weighted by what they could see.
+    """Finch (Corallo & Papotti, 2024): entries that the question attends to.
 
     Source: "FINCH: Prompt-guided Key-Value Cache Compression for Large Language Models" (2408.00167), its code and
     kvpress 0.5.4. The score is the attention of the question's rows, each times the number of entries up to it, mean
@@ -83,7 +83,7 @@ class Finch(Eviction):
 
 @dataclass(frozen=True)
 class QuestSteps(Eviction):
-    """Quest as published: all entries stay in memory, and every decoding step reads the pages that its query asks for.
+    """Quest as published: all entries stay in memory, and each step reads the pages that its query asks for.
 
     Source: "Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference" (Tang et al., 2024), sections
     3.2-3.4, and its code. The smallest and largest value of each key channel in a page bound the logits of its entries;
@@ -309,7 +309,7 @@ def pair_lengths(vectors_BhNd: Tensor, rotation: Rotation) -> Tensor:
 
 @dataclass(frozen=True)
 class TriAttention(Eviction):
-    """TriAttention (2026): the attention that a head's mean query is going to pay, at distances that double.
+    """TriAttention (2026): the attention that a head's mean query is going to pay.
 
     Source: arXiv 2604.04921 and its code (WeianMao/triattention). Before their rotary embedding a head's queries lie
     around one centre, which ``subtoken-train calibrate triattention`` finds; the logit of an entry at a distance is

@@ -169,7 +169,7 @@ MOST = 1e6
 
 @dataclass(frozen=True)
 class CAKE(Eviction):
-    """CAKE (Qin et al., 2025): layers whose last rows look widely and change their minds keep more entries than others.
+    """CAKE (Qin et al., 2025): layers whose last rows look widely and change their minds keep more.
 
     Source: "CAKE: Cascading and Adaptive KV Cache Eviction with Layer Preferences" (2503.12491) and its code
     (antgroup/cakekv @c4675ce). The last ``window`` rows, which always stay, look at the entries before them. A layer's
@@ -331,7 +331,7 @@ def head_budgets(score_TB: Tensor, floor: float, budget_TB: Tensor, window_TB: T
 
 @dataclass(frozen=True)
 class SparseMM(HeadKV):
-    """SparseMM (Wang et al., 2025): heads that look at what an answer tells of a picture keep more entries.
+    """SparseMM (Wang et al., 2025): heads that look at what an answer tells keep more entries.
 
     Source: "SparseMM: Head Sparsity Emerges from Visual Concept Responses in MLLMs" (2506.05344) and its code
     (CR400AF-A/SparseMM @f52655b). Windows, an equal ``floor`` of what they leave (its ``ratio``), and the rest by

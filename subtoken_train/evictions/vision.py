@@ -25,7 +25,7 @@ AirBudgets = Literal["both", "strength", "skewness", "uniform", "pyramid"]
 
 @dataclass(frozen=True)
 class AirCache(Eviction):
-    """AirCache: visual entries stay by how much a few key text tokens attend to them; layers with more of it keep more.
+    """AirCache: visual entries stay by the attention of a few key text tokens; layers with more of it keep more.
 
     Source: "AirCache: Activating Inter-modal Relevancy KV Cache Compression for Efficient LVLM Inference", equations
     4-11 and Table 5. One shot, after the prompt; only visual entries are compressed, and text that competes (scope

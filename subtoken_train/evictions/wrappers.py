@@ -79,7 +79,7 @@ class PerLayer(Wrapper):
 
 @dataclass(frozen=True)
 class LearnedBudgets(Wrapper):
-    """LKV's budgets: every head of every layer keeps the share of all entries that was learned for it.
+    """LKV: every head keeps the share of all entries that was learned for it.
 
     Source: "LKV" (arXiv 2605.06676), its budgets per head alone; no code of it was found. ``subtoken-train calibrate
     lkv`` learns them on a method's scores. What a head, which keeps one entry at least, cannot take goes to the others.
@@ -135,7 +135,7 @@ def check_sets_of_heads(name: str, base: Eviction) -> None:
 
 @dataclass(frozen=True)
 class Pooled(Wrapper):
-    """One budget for all heads of all layers, around a method that spends the same in each.
+    """One budget for all heads of all layers.
 
     Source: KVzip's threshold over all layers and heads (arXiv 2505.23416), put around any score. The best of all
     (layer, head, entry) triples of a sample stay (layers alone, where the heads of the base share a set); every head

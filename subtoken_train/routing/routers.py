@@ -109,7 +109,7 @@ class MLPRouter(Selector):
 
 
 class BilinearRouter(LinearRouter):
-    """Bilinear router (ours): a_i = W h_i + b + E [(A h_i) * (C s_Q)], so that a token's logits depend on the query.
+    """Bilinear router (ours): a_i = W h_i + b + E [(A h_i) * (C s_Q)], so that logits depend on the query.
 
     The paper's query conditioning (section 3.4) adds one number per group to all tokens of a sample. A and C are
     [R, D], E is [S, R], without biases, all drawn from N(0, 0.02): each of them has a gradient from the start.
@@ -155,7 +155,7 @@ class OutputNormSelector(Control):
 
 
 class RandomSelector(Control):
-    """Router-free control: groups at random, from a hash of (seed, sample, layer, position, group): reproducible."""
+    """Router-free control: groups at random, by a hash of seed and place."""
 
     def forward(self, view: View) -> Tensor:
         groups_S = torch.arange(view.value_groups_BNSg.shape[2], device=view.hidden_BND.device)
@@ -175,7 +175,7 @@ class StaticSelector(Control):
 
 
 class LeadingSelector(Control):
-    """Router-free control: the first groups of each head, by their mean place in it, the same for all tokens.
+    """Router-free control: the first groups of each head, the same for all tokens.
 
     Of values turned to their axes (``subtoken-train axes``), whose first channels hold the most, this is the low-rank
     cut of every value: what a choice for each token has to beat in the same bytes.

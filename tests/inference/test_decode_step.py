@@ -287,7 +287,7 @@ def test_what_does_not_go_with_windows_is_refused(settings, words):
     family = text_family("mistral_window")
     with pytest.raises(ValueError, match=f"{words}.*sliding windows of mistral"):
         Compression(**settings).check(family)
-    with pytest.raises(ValueError, match="mistral has sliding windows, and alphas are"):
+    with pytest.raises(ValueError, match="mistral has sliding windows, and heads are weighed"):
         mixed_hidden(family, torch.zeros(1, 4, 64), torch.arange(4)[None], None)
     scaled = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     family = text_family(layers=1, rope_parameters=scaled, max_position_embeddings=64)

@@ -285,7 +285,7 @@ ABSENT = {
     "queries": (lambda view: view.query_BHNd, set(), 0, "reads queries while tokens are decoded and says that"),
     "rows": (lambda view: view.rows(torch.zeros(1, 1, dtype=torch.long)), {"rows"}, 0, "reads queries while"),
     "position": (lambda view: view.position, set(), 1, f"reads position {DECODED}"),
-    "rotate": (lambda view: view.unrotated_keys(), set(), 1, f"reads rotate {DECODED}"),
+    "rotate": (lambda view: view.unrotated_keys(), set(), 1, f"reads position {DECODED}"),
     "output_weight": (lambda view: view.output_weight(), set(), 1, f"reads output_weight {DECODED}"),
 }
 

@@ -70,19 +70,20 @@ def numbers_of(method: str):
         return drawn_nets(LAYERS, HEADS, MODEL)
     if method == "triattention":
         return drawn_centres(LAYERS, 3 * HEADS, WIDTH)
-    return drawn_heads(LAYERS, HEADS) if method in ("headkv", "sparsemm") else HeadDirections(draw.tolist())
+    return drawn_heads(LAYERS, HEADS) if method in ("headkv", "sparsemm", "lkv") else HeadDirections(draw.tolist())
 
 
 PLAIN = [name for name in dict.fromkeys([*METHODS, *SETTINGS]) if name not in (*NEEDED, "triattention")]
 EVERY = [Case(name, settings=SETTINGS.get(name, {})) for name in PLAIN]
 EVERY += [Case(name, calibrated=True) for name in METHODS if hasattr(build_eviction(name), "calibration")]
+EVERY.append(Case("lkv(knorm)", calibrated=True))
 CASES = {str(case): case for case in EVERY}
 
 
 def test_every_text_eviction_and_every_wrapper_has_a_case():
     names = {name for case in CASES.values() for name in notation_names(case.notation)}
     assert names == {*METHODS, *WRAPPERS}
-    assert sum(case.calibrated for case in CASES.values()) == 7
+    assert sum(case.calibrated for case in CASES.values()) == 8
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +97,9 @@ def test_what_follows_real_text_is_the_truth(smollm2, prompt, name, tmp_path):
     case, family = CASES[name], smollm2.backbone.family
     settings = dict(case.settings)
     if case.calibrated:
+        method = notation_names(case.notation)[0]
         file, identity = tmp_path / "numbers.json", identify(family, BackboneConfig(path="its own"))
-        settings["calibration"] = written(file, case.notation, numbers_of(case.notation), identity)
+        settings["calibration"] = written(file, method, numbers_of(method), identity)
     assert prompt.input_ids_BN.shape == (1, TOKENS)
     with reading_packed(family.decoder.config):
         compression = Compression(build_eviction(case.notation, **settings), KEEP)
