@@ -70,23 +70,22 @@ def again(draw: random.Random, place: Place) -> Case:
 def exported(draw: random.Random, place: Place) -> Case:
     """Beside folders of nearly its name, over an adapter, over one with somebody's file in it, over what is read."""
     kind, adapter = draw.choice(("siblings", "adapter", "foreign", "itself")), place.copy("run/adapter", "adapter")
-    target, flag, writes = "out", " --overwrite", ["out"]
+    target, flag = "out", " --overwrite"
     if kind == "siblings":
         flag = draw.choice(("", " --overwrite"))
         for ending in (".partial", ".replaced", ".old", ".tmp"):
             place.write(f"out{ending}/thesis.txt", "a year of work\n")
     elif kind == "itself":  # written anew, byte for byte
-        target, writes = draw.choice(("adapter", "adapter/x")), ["adapter"]
+        target = draw.choice(("adapter", "adapter/x"))
     else:
         place.copy("run/adapter", "out")
     if kind == "foreign":
         place.write("out/thesis.txt", "a year of work\n")
-        writes = [f"out/{path.name}" for path in adapter.iterdir()]
     words = place.words(f"export adapter {target}{flag}")
     reference = same(place, words, [f"{target}/{path.name}" for path in adapter.iterdir()])
-    expect = Expect.REFUSED if kind == "foreign" or target == "adapter/x" else Expect.TAKEN
-    moves = (target, f"{target}.1") if kind in ("adapter", "itself") else ()  # where the old one goes
-    return Case(f"export {target}{flag}, {kind}", words, expect, writes, moves=moves, reference=reference)
+    expect = Expect.REFUSED if target == "adapter/x" else Expect.TAKEN
+    moves = (target, f"{target}.1") if kind != "siblings" else ()  # where the old one goes
+    return Case(f"export {target}{flag}, {kind}", words, expect, moves=moves or ("out",), reference=reference)
 
 
 def folders(draw: random.Random, place: Place) -> Case:
