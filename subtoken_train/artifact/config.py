@@ -172,7 +172,7 @@ def _parsed(record: Any, path: Path) -> AdapterConfig:
     schema = checked(int, record.get("schema_version"), f"{path}: schema_version")
     if not 1 <= schema <= SCHEMA_VERSION:
         raise ValueError(
-            f"{path} has schema {schema}; this version reads 1 to {SCHEMA_VERSION}: upgrade subtoken_train"
+            f"{path} has schema {schema}, this version reads 1 to {SCHEMA_VERSION}; a newer one reads more"
         )
     if missing := [key for key, since in _SINCE.items() if since <= schema and key not in record]:
         raise ValueError(f"{path}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
