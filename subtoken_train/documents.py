@@ -201,7 +201,7 @@ def _check_keys(keys: Iterable[yaml.Node], place: str) -> None:
         if not isinstance(key, yaml.ScalarNode) or key.tag.endswith(":merge"):
             continue
         if (key.tag, key.value) in seen:
-            raise ValueError(f"{place}, line {key.start_mark.line + 1}: key {key.value[:80]!r} stands twice")
+            raise ValueError(f"{place}, line {key.start_mark.line + 1}: key {key.value[:80]!r} appears twice")
         seen.add((key.tag, key.value))
 
 
@@ -210,7 +210,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"key {twice[:80]!r} stands twice in one object")
+        raise ValueError(f"key {twice[:80]!r} appears twice in one object")
     return made
 
 

@@ -33,13 +33,13 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
 
 REFUSED = {
     parse_json: [
-        ("{", "invalid JSON (Expecting property name"), ('{"a": 1, "a": 2}', "key 'a' stands twice"),
+        ("{", "invalid JSON (Expecting property name"), ('{"a": 1, "a": 2}', "key 'a' appears twice"),
         ("[NaN]", "NaN is not a JSON number"), ("[-Infinity]", "-Infinity is not a JSON number"),
         ("[" * 100_000, "nested deeper than 64"), ("[" * 65 + "]" * 65, "nested deeper than 64"),
         ("9" * 5_000, "invalid JSON"), (b"\xff", "not UTF-8 (byte 0)"),
     ],
     parse_yaml: [
-        ("a: [", "invalid YAML"), ("a: 1\na: 2", "key 'a' stands twice"), ("a: &x [*x]", "an alias that holds itself"),
+        ("a: [", "invalid YAML"), ("a: 1\na: 2", "key 'a' appears twice"), ("a: &x [*x]", "an alias that holds itself"),
         ("&x {a: *x}", "an alias that holds itself"), (BOMB, "more than 100,000 values"),
         ("[" * 100_000, "nested deeper than 64"), ("!!python/object/apply:os.system [touch x]", "invalid YAML"),
         ("? [a]\n: b", "invalid YAML (a list or a group as a key)"), ("a: 1\n---\nb: 2", "invalid YAML"),

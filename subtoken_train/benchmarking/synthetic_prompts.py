@@ -64,7 +64,7 @@ def prompt_parts(family: Family, length: int | None = None) -> PromptParts:
         length = min(TEXT_LENGTH, most // 2) if length is None else length
         query = min(QUERY_TOKENS, length // 2)
         if query == 0:
-            raise ValueError(f"--lengths {length}: a prompt has a token of context and one that asks; give at least 2")
+            raise ValueError(f"--lengths {length}: a prompt needs a token of context and one of question; give 2")
         return PromptParts(0, 0, 0, query, length - query)
     text, each = family.nominal_text, family.visual_tokens(IMAGE_SIZE)
     system, query = text["system"], text["query"]

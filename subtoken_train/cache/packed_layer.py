@@ -243,7 +243,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def offload(self, *_: Any) -> None:
         """Refuse what moves or chooses of one layer alone."""
-        raise ValueError("a layer is not moved or reordered alone; leave offloading out, call the methods of the cache")
+        raise ValueError("one layer cannot be moved alone; call the cache's methods, and leave offloading out")
 
     prefetch = reorder_cache = batch_select_indices = batch_repeat_interleave = offload
 

@@ -55,7 +55,7 @@ def checked_routed(
         head = torch.arange(rows)[:, None] * heads + torch.arange(len(piece_bit)) // (len(piece_bit) // heads)
         bag_n = torch.arange(len(counts)).repeat_interleave(counts)
         if index.shape != bag_n.shape:
-            raise ValueError(f"{place}: an index of shape {list(index.shape)} does not find {stored} pieces")
+            raise ValueError(f"{place}: an index of shape {list(index.shape)} does not fit {stored} pieces")
         entry_n = index.long() - head.flatten()[bag_n] * entries
         check_within(f"{place}.index", entry_n, entries)
         flags = torch.zeros(len(counts), entries, dtype=torch.bool)
@@ -68,7 +68,7 @@ def checked_routed(
         raise ValueError(f"{place}: pieces that some entries store and others do not need an index")
     if index is not None:
         if index.shape[::2] != (rows, -(-entries // 8)):
-            raise ValueError(f"{place}: an index of shape {list(index.shape)} does not find {entries} entries")
+            raise ValueError(f"{place}: an index of shape {list(index.shape)} does not fit {entries} entries")
         flags_RSM = unpack_bits(index, entries)
         found = flags_RSM.index_select(1, piece_bit).sum(-1).flatten()
         if not torch.equal(pack_bits(flags_RSM), index) or not torch.equal(found, counts):
@@ -320,7 +320,7 @@ class _CacheReader:
         offsets = self.take(f"{place}offsets", (torch.int32,), rows * pieces)
         index = self.take(f"{place}index", (torch.int32, torch.uint8)) if record.indexed else None
         if index is not None and index.dim() != (1 if index.dtype == torch.int32 else 3):
-            raise ValueError(f"{place[:-1]}: an index of shape {list(index.shape)} does not find {entries} entries")
+            raise ValueError(f"{place[:-1]}: an index of shape {list(index.shape)} does not fit {entries} entries")
         stored, sizes = Payload(numbers, scale, shape.dtype, form), (rows, heads, entries)
         found = checked_routed(place[:-1], index, stored, offsets, piece_bit, sizes)
         return BlockPart(keys, found, record.cut, position)

@@ -76,7 +76,7 @@ class HeadCalibrator(Calibrator):
             if looks.index_BW.shape[1]:
                 backbone.run(batch, observer=looks.observe)
         if not any(bool(each.any()) for each in looks.sums.values()):
-            raise ValueError(f"no head looks at what an answer tells in {self.samples} samples; choose more")
+            raise ValueError(f"no head attends to the answers in {self.samples} samples; choose more")
         score_Lh = torch.stack([looks.sums[layer] for layer in sorted(looks.sums)])
         return HeadScores(rounded((score_Lh / score_Lh.mean()).tolist()))
 
@@ -178,7 +178,7 @@ class VisualCalibrator(HeadCalibrator):
 
     def prompts(self, family: Family, data: str | None) -> PromptSource:
         if data not in (None, SCENES):
-            raise ValueError(f"data {data!r}: sparsemm draws {SCENES!r}, whose places it knows; leave it out")
+            raise ValueError(f"data {data!r}: sparsemm draws its own scenes; leave --data out")
         return PromptSource(SCENES, self._scenes(family))
 
     def _scenes(self, family: Family) -> Iterator[Batch]:

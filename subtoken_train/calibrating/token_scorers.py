@@ -1,4 +1,4 @@
-"""KVzap's calibration: nets that foretell KVzip's scores, learned from contexts that run through the model once more.
+"""KVzap's calibration: nets that predict KVzip's scores, learned from contexts that run through the model once more.
 
 Legend: n entries, D model width, W width between the layers of a net, h key-value heads, M rows of a layer.
 """
@@ -88,7 +88,7 @@ class ScorerCalibrator(Calibrator):
         device, held = backbone.family.device, drawn[::HELD_OUT]
         kept = [each for place, each in enumerate(drawn) if place % HELD_OUT]
         parts = [[layer_examples(some, layer, device) for some in (kept, held)] for layer in range(len(held[0]))]
-        return TokenScorers.of([two_layers(*own, self.hidden, self.seed) for own in parts])
+        return TokenScorers.of([two_layers(learned, tried, self.hidden, self.seed) for learned, tried in parts])
 
     def examples(self, backbone: CompressedBackbone, batches: Batches) -> Iterator[Examples]:
         """Examples of each batch of prompts: made, or read where the folder of targets has them."""

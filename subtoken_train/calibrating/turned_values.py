@@ -26,7 +26,7 @@ def check_foldable(family: Family) -> None:
     """Raise ``ValueError`` unless a backbone's values go from ``v_proj`` to ``o_proj`` and nothing lies between."""
     attention = family.decoder.layers[0].self_attn
     if getattr(attention, "v_norm", None) is not None:
-        raise ValueError(f"{family.name} norms its values, which no map of them passes; use its own channels")
+        raise ValueError(f"{family.name} normalises its values, so they cannot be rotated; use the model as it is")
     for layer in range(family.shape.num_layers):
         output = family.decoder.layers[layer].self_attn.o_proj
         for part in (family.projection(layer, "v").module, output):

@@ -20,11 +20,11 @@ HELP = """Measure the numbers that a method needs for a backbone, and write them
 
   prefixkv        what share of its entries each layer keeps at a tenth to nine tenths of the cache
   duo_attention   how much each head needs its whole cache: trained (language models, on recall)
-  headkv          how much each head looks at what an answer says again (language models, on recall)
+  headkv          how much each head attends to what an answer repeats (language models, on recall)
   sparsemm        how much each head looks at what an answer tells of a picture (models that take images)
   q_filter        where the queries of each head point
   triattention    where the queries of each head lie before their rotary embedding
-  kvzap           nets that foretell KVzip's scores from what each layer reads
+  kvzap           nets that predict KVzip's scores from what each layer reads
   lkv             what share of a budget each head gets: trained, on the scores of a method (language models)
   fitprune        what share of the visual tokens each layer can do with (models that take images)
   threshold       the score that entries must reach so that a mean budget is met

@@ -63,7 +63,7 @@ def run_raw(argv: list[str]) -> int:
     estimate = estimate_memory(parts, step)
     memory = [*run_plan.memory_lines(estimate, step)]
     if isinstance(cli.datamodule, RecallDataModule):
-        memory.insert(0, "a sample is taken to be twice as long as its context")
+        memory.insert(0, "a sample is assumed to be twice as long as its context")
     steps = (
         ("recipe", settings_lines(cli, parts, prompt, offline)),
         ("what trains", run_plan.training_lines(parts)),

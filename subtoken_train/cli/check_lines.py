@@ -67,7 +67,7 @@ def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPro
     yield f"routing    {_routing_words(module.routing_config)}"
     yield f"LoRA       {_lora_words(module.lora_settings)}"
     if (stage2 := module.stage2_config) is not None:
-        read = "not read: --offline; its LoRA is taken to be as above"
+        read = "not read: --offline; its LoRA is assumed to be as above"
         if module.first_stage is not None and not offline:
             read = f"{module.first_stage.reading}; its LoRA, as above, is frozen"
         yield f"stage 2    on {stage2.adapter} ({read})"
@@ -154,7 +154,7 @@ def obstacles(cli: RecipeCLI, peak: int) -> Iterator[str]:
     yield from (f"this machine cannot run it: {line}" for line in why)
     if not cli.config.overwrite and not cli.config.resume:
         for line in _said(partial(RunFolder(cli.output_dir).check, resume=False)):
-            yield f"not where it would write: {line}"
+            yield f"it cannot write its output: {line}"
 
 
 def _said(check: Callable[[], object]) -> list[str]:

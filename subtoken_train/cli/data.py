@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", default=None, help="folder to write (default: in data/ or checkpoints/, as above)")
     parser.add_argument("--train", type=int, default=12800, help="training records (default: 12800)")
     parser.add_argument("--dev", type=int, default=800, help="records for development choices (default: 800)")
-    parser.add_argument("--test", type=int, default=4800, help="records to be looked at only once (default: 4800)")
+    parser.add_argument("--test", type=int, default=4800, help="records for one final test (default: 4800)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--overwrite", action="store_true", help="rename an existing folder to OUT.1, replace the list")
     parser.add_argument("--root", type=Path, default=None, help="folder to check")

@@ -19,7 +19,7 @@ says otherwise. Ctrl-C ends it."""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--adapter", metavar="DIR|ID", help="the routed model's adapter (default: none)")
     parser.add_argument("--anchor", metavar="DIR|ID", help="its token-only anchor's adapter (default: none)")
-    where = "a backbone alone, or where theirs is (default: the path in the adapters)"
+    where = "a backbone alone, or the folder of the adapters' backbone (default: as they name it)"
     parser.add_argument("--backbone", metavar="PATH", help=where)
     parser.add_argument("--port", type=int, default=7860, metavar="N", help="default: 7860")
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="default: 127.0.0.1, this machine only")

@@ -29,7 +29,7 @@ COMMANDS = {
     "demo": "a page in the browser: backbone, anchor and routed model side by side",
     "serve": "an OpenAI-compatible server on compressed caches",
     "benchmark": "time prompts and steps, beside anchor and full cache",
-    "calibrate": "numbers of a backbone that a method reads",
+    "calibrate": "measure the numbers that a method needs",
     "axes": "a copy of a model whose value groups lose less",
     "diagnose": "what an adapter's routers do with their budget",
     "export": "adapter folder or merged weights from a run, and the Hub",
@@ -37,7 +37,7 @@ COMMANDS = {
     "sweep": "train a grid of overrides of a recipe",
     "recipes": "list, show or copy the shipped recipes",
     "budget": "what a keep ratio and S/K groups cost, and the matched anchor",
-    "recommend": "what to take for a text in a budget of bytes, as it was measured",
+    "recommend": "the measured setting that loses least in a budget of bytes",
     "env": "versions and hardware, for bug reports",
 }
 """By name: one line for ``subtoken-train --help``."""

@@ -29,7 +29,7 @@ GOALS = {
 }
 COLUMNS = {
     "facts": ("nats a fact", 1, 2),
-    "codes": ("codes said, in points", 100, 1),
+    "codes": ("codes recalled, in points", 100, 1),
     "text": ("nats a token of text", 1, 3),
     "tasks": ("points lost", 100, 1),
 }

@@ -125,7 +125,7 @@ def _plan_lines(fits: Fits, price: float | None) -> list[str]:
     from subtoken_train.cli.recipe import RecipeCLI
     from subtoken_train.cli.run_plan import added, on_gpus, plan_of_recipe
 
-    head = f"{shell_words(fits.name)}: {len(fits.standing)} adapters stand, {len(fits.runs)} to train"
+    head = f"{shell_words(fits.name)}: {len(fits.standing)} adapters exist, {len(fits.runs)} to train"
     head += f", not trained here but read from the Hub: {', '.join(fits.published)}" * bool(fits.published)
     if not fits.runs:
         return [f"{head}: nothing to do"]

@@ -39,7 +39,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
     except OSError as error:
         made.close()
         if isinstance(error, PermissionError):
-            raise ValueError(f"--port {port} is not for this user; use one from 1,024 on") from None
+            raise ValueError(f"--port {port} needs administrator rights; use 1024 or more") from None
         raise _in_use(host, port) if error.errno == errno.EADDRINUSE else _no_host(host) from None
     return made
 

@@ -181,7 +181,7 @@ def diagnose_eviction(
             columns = [column.tolist() for column in layer_measures(watched)]
             rows += [PromptLayer(name, layer, *found) for name, *found in zip(batch.record_ids, *columns, strict=True)]
     if not any(row.generated_sparsity == row.generated_sparsity for row in rows):
-        raise ValueError("the model answered every prompt with end-of-text alone; choose other prompts")
+        raise ValueError("every answer was empty; choose other prompts")
     return rows
 
 

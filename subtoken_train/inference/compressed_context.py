@@ -279,7 +279,7 @@ class CompressedContext:
     def save(self, path: str | Path, overwrite: bool = False) -> Path:
         """Write the compressed contexts into one safetensors file, whole or not at all."""
         every = self.compression.every
-        notes = "notes of later evictions belong to this process; leave eviction_every out"
+        notes = "later evictions cannot be saved; leave eviction_every out"
         refuse((every is not None, f"a cache with eviction_every={every} is not saved: {notes}"))
         header = CacheHeader(*made_by(self.backbone, self.compression), self.frames, self.digests, self.report)
         shape = shape_of(len(self.frames), self.backbone, self.compression)

@@ -236,7 +236,7 @@ class Answerer:
         self._opening = job
         try:
             if job.is_over():
-                raise time_over("its turn did not come")
+                raise time_over("it was still waiting")
             with noted() as notes:
                 row, logits_1V = self._opened(job, running)
             row.notes += [self._said(note) for note in (*job.ready.notes, *notes)]

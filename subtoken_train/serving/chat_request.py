@@ -178,7 +178,7 @@ def read_request(body: bytes, limits: Limits, raw: bool = False, marks: bool = F
             raise ValueError("a saved context has its own chat_template_kwargs; leave them out")
         goes_on = messages[-1]["role"] == "assistant"
         if read.continue_final_message not in (None, goes_on) or (read.add_generation_prompt is False and not goes_on):
-            words = "the assistant's last message is gone on with, and nobody else's"
+            words = "only a last message of the assistant can be continued"
             raise ValueError(f"{words}; leave continue_final_message and add_generation_prompt out")
     else:
         assert isinstance(read, _Text)

@@ -118,7 +118,7 @@ class ChatServer:
     async def complete(self, request: Request) -> ASGIApp:
         """Answer a chat, or go on with a text."""
         deadline = time.monotonic() + self.settings.timeout
-        full = RefusedError(429, f"{self.settings.queue} requests are held, as many as may wait; come again later")
+        full = RefusedError(429, f"{self.settings.queue} requests are waiting, and the queue is full; try again later")
         try:
             if (owner := self._owner(request)) is None:
                 raise RefusedError(*_STRANGER)
@@ -407,7 +407,7 @@ def serve_on(
                 try:
                     words: str | None = ear.recv()
                 except EOFError:
-                    words = f"{worker.name} ended while it was loaded; what it said stands above"
+                    words = f"{worker.name} ended while it was loaded; see its message above"
                 refuse((words, str(words)))
             say(f"http://{host}:{port}/v1")
             by_end = {worker.sentinel: worker for worker in workers.values()}

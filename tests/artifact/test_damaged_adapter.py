@@ -117,7 +117,7 @@ def test_settings_are_typed_and_in_range(folder, place, value, words):
         ("", "invalid JSON"),
         ("[]", "must be a group of keys"),
         ("[" * 100_000, "nested deeper"),
-        ('{"lora": 1, "lora": 2}', "key 'lora' stands twice"),
+        ('{"lora": 1, "lora": 2}', "key 'lora' appears twice"),
         (b"\xff\xfe", "not UTF-8"),
     ],
 )

@@ -105,7 +105,7 @@ def test_what_cannot_be_calibrated_is_refused(tiny_family):
     with pytest.raises(ValueError, match="headkv is calibrated on recall of text, and the backbone sees images"):
         NeedleCalibrator().check(CompressedBackbone(tiny_family, build_reducer("none")).eval())
     backbone, unlike = CompressedBackbone(text_family(), build_reducer("none")).eval(), text_batch([(12, 3, 1)])
-    with pytest.raises(ValueError, match="no head looks at what an answer tells"):
+    with pytest.raises(ValueError, match="no head attends to the answers"):
         NeedleCalibrator().numbers(backbone, [unlike])
 
 

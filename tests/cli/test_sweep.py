@@ -262,12 +262,12 @@ def test_dry_run_and_slurm_print_and_train_nothing(capsys, tmp_path, monkeypatch
     lines = printed(capsys, *swept("--set", GROUPS, "--dry-run")).splitlines()
     fit = f"subtoken-train fit --config {RECIPE}"
     commands = [f"{fit} --model.routing.kept_groups={k} --output_dir=s/kept_groups={k}" for k in (2, 4)]
-    assert lines[:3] == ["s: 0 adapters stand, 2 to train", *commands]
+    assert lines[:3] == ["s: 0 adapters exist, 2 to train", *commands]
     assert printed(capsys, *swept("--set", GROUPS, "--slurm")).startswith("#!/bin/bash\n#SBATCH --job-name=s\n")
     grid = write_grid("runs/tiny_fastv25_s16k4_stage2/adapter")
     said = printed(capsys, "sweep", "--grid", grid, "--dry-run").splitlines()
     assert said[:3] == [
-        "grid: 0 adapters stand, 2 to train",
+        "grid: 0 adapters exist, 2 to train",
         "subtoken-train fit --config tiny_fastv25 --output_dir=runs/tiny_fastv25",
         "subtoken-train fit --config tiny_fastv25_s16k4_stage2 --output_dir=runs/tiny_fastv25_s16k4_stage2",
     ]
@@ -277,4 +277,4 @@ def test_dry_run_and_slurm_print_and_train_nothing(capsys, tmp_path, monkeypatch
     assert script.endswith("when the others stand: tiny_fastv25_s16k4_stage2 (starts from tiny_fastv25)\n")
     assert not (tmp_path / "runs").exists()
     write_grid("checkpoints/adapters/tiny_lora_only")
-    assert printed(capsys, "sweep", "--grid", grid) == "grid: 1 adapters stand, 0 to train: nothing to do\n"
+    assert printed(capsys, "sweep", "--grid", grid) == "grid: 1 adapters exist, 0 to train: nothing to do\n"

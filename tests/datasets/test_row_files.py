@@ -219,7 +219,7 @@ BROKEN = [
     ("a.json", '{"a": 1}', r"holds .*; a list of records is needed; put it in brackets, or name the file .jsonl"),
     ("a.json", LINES, r"line 2: invalid JSON \(Extra data\); use the suffix .jsonl .*, which this is"),
     ("a.json", "[" + "[" * 100_000, "nested too deep"),
-    ("a.json", '[{"id": 1, "id": 2}]', "stands twice"),
+    ("a.json", '[{"id": 1, "id": 2}]', "appears twice"),
     ("a.json", '[{"id": ' + "9" * 5000 + "}]", "invalid JSON"),
     ("a.json", r'[{}, {"text": "\ud800"}]', "record '1' holds half of a surrogate pair"),
     ("a.jsonl", '{"id": 1}\n{"id": }', "a.jsonl, line 2: invalid JSON"),
@@ -227,7 +227,7 @@ BROKEN = [
         LIST, json.dumps(TALKS, indent=1), f"\ufeff {LIST}", "[" + "[" * 100_000,
     )),
     ("a.jsonl", '{"id": ' + "[" * 100_000, "nested (too deep|deeper)"),
-    ("a.jsonl", '{"id": 1, "id": 2}', "stands twice"),
+    ("a.jsonl", '{"id": 1, "id": 2}', "appears twice"),
     ("a.jsonl", '{"id": ' + "9" * 5000 + "}", "invalid JSON"),
     ("a.jsonl", r'{"id": "\ud800"}', "half of a surrogate pair"),
     *((f"a.json{suffix}", text, rf"is not UTF-8 text \(byte {byte}\)") for suffix, text, byte in (

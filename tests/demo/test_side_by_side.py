@@ -134,7 +134,7 @@ def test_what_cannot_be_shown_is_refused_before_weights_are_read(monkeypatch, tm
         ((ROUTED, str(vlm_adapter)), r"are not on one backbone \(path .*tiny-llava and .*backbone\); use an anchor"),
         ((ROUTED, text), r"are not on one backbone \(path .*tiny-llava and .*tiny-llama\)"),
         ((), "name an adapter"),
-        ((None, ANCHOR, "checkpoints/tiny-llama"), "is to be told from an adapter"),
+        ((None, ANCHOR, "checkpoints/tiny-llama"), "needs --adapter DIR to compare with"),
         ((None, None, ROUTED), "is an adapter; write --adapter"),
     ):
         with pytest.raises(ValueError, match=words):
