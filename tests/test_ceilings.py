@@ -8,11 +8,11 @@ import pytest
 from tests.support.places import ROOT
 
 CEILINGS = {
-    "lines of the package": 53_322,
+    "lines of the package": 53_297,
     "files of the package": 283,
-    "lines of tests": 57_031,
-    "lines of benchmark programs": 5_443,
-    "words of pages": 38_734,
+    "lines of tests": 55_603,
+    "lines of benchmark programs": 5_438,
+    "words of pages": 38_560,
     "tracked megabytes": 24.0,
 }
 """What there may be at most."""

@@ -161,7 +161,7 @@ def test_scores_do_not_hang_on_the_batch(llava):
 def test_what_cannot_be_calibrated_is_refused_of_visual_heads(llava):
     with pytest.raises(ValueError, match="calibrated on pictures, and the backbone sees none; use headkv"):
         VisualCalibrator().check(CompressedBackbone(text_family(), build_reducer("none")).eval())
-    with pytest.raises(ValueError, match=r"data 'dev\.json': sparsemm draws 'scenes'"):
+    with pytest.raises(ValueError, match=r"data 'dev\.json': sparsemm draws its own scenes"):
         VisualCalibrator().prompts(llava, "dev.json")
 
 
