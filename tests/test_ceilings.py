@@ -10,9 +10,9 @@ from tests.support.places import ROOT
 CEILINGS = {
     "lines of the package": 53_297,
     "files of the package": 283,
-    "lines of tests": 55_605,
+    "lines of tests": 55_607,
     "lines of benchmark programs": 5_438,
-    "words of pages": 38_560,
+    "words of pages": 38_597,
     "tracked megabytes": 24.0,
 }
 """What there may be at most."""

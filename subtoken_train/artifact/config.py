@@ -183,7 +183,7 @@ def _parsed(record: Any, path: Path) -> AdapterConfig:
     reducer = _reducer(record["reducer"], schema, f"{path}: reducer")
     config = typed(AdapterConfig, {**content, "reducer": reducer}, str(path))
     if config.merged and config.reducer.frozen_scout:
-        raise ValueError(f"{path}: the LoRA is merged, so a ranking without it (frozen) is impossible; export it again")
+        raise ValueError(f"{path}: the LoRA is merged, so it cannot rank as frozen; export it without --merge-lora")
     for key, kind in _TRAINING.items():
         if key in config.training:
             checked(kind, config.training[key], f"{path}: training.{key}")

@@ -82,7 +82,7 @@ def test_a_part_of_a_set_needs_a_limit(run, tmp_path, capsys, monkeypatch, task)
     monkeypatch.setattr(pool, "load_family", never)
     arguments = ["--tasks", task, "--adapter", f"{ADAPTERS}/{paper.ROUTED}", "--data-root", str(run.parquet)]
     count = f"{paper.ROWS} of {build_task(task).expected_rows:,}"
-    wanted = f"task {task} has {count} samples in {run.parquet / task}; get the rest"
+    wanted = f"task {task} has {count} samples in {run.parquet / task}. Get the rest"
     assert main(["evaluate", *arguments, "--out", str(tmp_path / "out")]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1

@@ -57,7 +57,7 @@ def test_triattention_is_a_sum_over_frequencies_and_distances(pad, dtype):
             each = torch.stack([foretold(method, view, sample, head)[entries] for head in range(HEADS)])
             each = (each - each.mean(-1, keepdim=True)) / each.std(-1, correction=0, keepdim=True)
             expected = each.view(KV_HEADS, GROUP, -1).amax(1)
-            torch.testing.assert_close(found[sample][:, entries], expected, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(found[sample][:, entries], expected, atol=5e-4, rtol=5e-4)
 
 
 def repeated(keys, alike):

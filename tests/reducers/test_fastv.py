@@ -236,7 +236,7 @@ def test_an_adapter_folder_remembers_it(tmp_path, setting, before, after):
         with pytest.raises(ValueError, match=r"cannot merge .*ranking: frozen.*without --merge-lora"):
             check_mergeable(parts)
         path.write_text(json.dumps({**record, "merged": True}))
-        with pytest.raises(ValueError, match="merged, with a frozen ranking"):
+        with pytest.raises(ValueError, match="the LoRA is merged, so it cannot rank as frozen"):
             read_config(folder)
 
 
