@@ -381,7 +381,7 @@ class BudgetCalibrator(Calibrator):
         return HeadScores(rounded(head_shares(logit_Lh).tolist()))
 
     def _prompts(self, family: Family, batches: Batches) -> Iterator[Batch]:
-        """A context but for its last tokens, these, and the context said again: one at a time."""
+        """Yield one at a time a context but for its last tokens, these, and the context said again."""
         said = family.tokenizer(f"{FIRST}\n", add_special_tokens=False)["input_ids"]
         for contexts in map(contexts_of, batches):
             for ids_N, regions_N in zip(contexts.input_ids_BN, contexts.regions_BN, strict=True):
@@ -390,7 +390,7 @@ class BudgetCalibrator(Calibrator):
                     yield text_batch(family, [EncodedText((*ids, *said, *ids[:length]), length)])
 
     def loss(self, backbone: CompressedBackbone, prompt: Batch, share_Lh: Tensor, width: float) -> Tensor:
-        """Divergence from the full cache, mean over the rows after the context."""
+        """Return the divergence from the full cache, mean over the rows after the context."""
         family, context_N = backbone.family, prompt.regions_BN[0] == Region.CONTEXT
         place_LhC = places(backbone, prompt, named_method(self.eviction, self.eviction_options))
         budget = self.keep * place_LhC.shape[-1]
@@ -406,13 +406,13 @@ class BudgetCalibrator(Calibrator):
 
 
 def head_shares(logit_Lh: Tensor) -> Tensor:
-    """Shares of a mean budget, [L, h], whose mean is 1."""
+    """Return shares of a mean budget, [L, h], whose mean is 1."""
     return logit_Lh.flatten().softmax(0).view_as(logit_Lh) * logit_Lh.numel()
 
 
 @torch.no_grad()
 def places(backbone: CompressedBackbone, prompt: Batch, method: Eviction) -> Tensor:
-    """Place of each entry of a context in its head's order, best first, [L, h, C]; what is protected comes first."""
+    """Return each context entry's place in its head's order, best first, [L, h, C]; what is protected leads."""
     found = scored_prompts(backbone, Compression(method, 0.5), contexts_of(prompt)).scores
     score_LhC = torch.stack([protected_first(found[layer])[0] for layer in sorted(found)])
     return score_LhC.sort(dim=-1, descending=True, stable=True).indices.argsort(-1).float()

@@ -43,7 +43,7 @@ Examples = list[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class ScorerCalibrator(Calibrator):
-    """KVzap's nets, which foretell KVzip's scores; see ``Calibrator`` for the other settings.
+    """KVzap's nets, which predict KVzip's scores; see ``Calibrator`` for the other settings.
 
     Source: ``kvzap/train.py`` of kvpress. Contexts run through the model once more; the target of an entry is the log
     of its score under KVzip (``e**FAINTEST`` at least), the input what its layer projected to queries, keys and values.
@@ -91,7 +91,7 @@ class ScorerCalibrator(Calibrator):
         return TokenScorers.of([two_layers(learned, tried, self.hidden, self.seed) for learned, tried in parts])
 
     def examples(self, backbone: CompressedBackbone, batches: Batches) -> Iterator[Examples]:
-        """Examples of each batch of prompts: made, or read where the folder of targets has them."""
+        """Yield examples of each batch of prompts: made, or read where the folder of targets has them."""
         use_packed_attention(backbone.family.decoder.config)
         weights = hashlib.sha256()
         for each in backbone.model.state_dict().items() if self.targets else ():
@@ -118,7 +118,7 @@ class ScorerCalibrator(Calibrator):
 
 
 def read_targets(path: Path) -> Examples:
-    """Examples from a file that has their SHA-256 before them, on the CPU."""
+    """Read examples, on the CPU, from a file that begins with their SHA-256."""
     content = path.read_bytes()
     if hashlib.sha256(content[32:]).digest() != content[:32]:
         raise ValueError(f"{path} is damaged: its content is not what was written; remove it, and it is made again")
@@ -127,7 +127,7 @@ def read_targets(path: Path) -> Examples:
 
 
 def layer_examples(some: list[Examples], layer: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """A layer's inputs and targets of several batches, [n, D] and [n, h] in fp32."""
+    """Return a layer's inputs and targets of several batches, [n, D] and [n, h] in fp32."""
     inputs, targets = zip(*(each[layer] for each in some), strict=True)
     return torch.cat(inputs).to(device).float(), torch.cat(targets).to(device)
 
@@ -136,7 +136,7 @@ def layer_examples(some: list[Examples], layer: int, device: torch.device) -> tu
 def two_layers(
     learned: tuple[Tensor, Tensor], held: tuple[Tensor, Tensor], hidden: int, seed: int, epochs: int = 15
 ) -> list[Tensor]:
-    """Weights and biases of a net of two layers, see ``TokenScorers``: of the epoch that errs least on ``held``."""
+    """Return a net of two layers, see ``TokenScorers``: of the epoch that errs least on ``held``."""
     (inputs, mean_D, deviation_D), (targets, mean_h, deviation_h) = map(unit_scale, learned)
     held_input, held_target = (held[0] - mean_D) / deviation_D, (held[1] - mean_h) / deviation_h
     draw = torch.Generator().manual_seed(seed)
@@ -163,7 +163,7 @@ def two_layers(
 
 
 def unit_scale(values_nk: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Values less their mean, over their deviation, and these two, [k]."""
+    """Return values less their mean, over their deviation, and these two, [k]."""
     mean_k, deviation_k = values_nk.mean(0), values_nk.std(0, correction=0).clamp(min=NARROWEST)
     return (values_nk - mean_k) / deviation_k, mean_k, deviation_k
 
@@ -181,7 +181,7 @@ class NotingKVzip(KVzip):
 
 
 def kvzip_examples(backbone: CompressedBackbone, contexts: Batch) -> Examples:
-    """Examples of all entries of contexts."""
+    """Return examples of all entries of contexts."""
     compression = Compression(NotingKVzip(), 0.5)
     compression.check(backbone.family)
     eviction = scored_prompts(backbone, compression, contexts)
@@ -214,7 +214,7 @@ class Moments:
         return Moments(count, self.both_s + other.both_s, self.products_Ds + other.products_Ds)
 
     def ridge_map(self, ridge: float) -> list[Tensor]:
-        """Weight [h, D] and bias [h] of the ridge regression on standardised inputs."""
+        """Return weight [h, D] and bias [h] of the ridge regression on standardised inputs."""
         width, mean_s = len(self.products_Ds), self.both_s / self.count
         apart_Ds = self.products_Ds / self.count - mean_s[:width, None] * mean_s
         deviation_D = apart_Ds[:, :width].diagonal().clamp(min=0).sqrt().clamp(min=NARROWEST)

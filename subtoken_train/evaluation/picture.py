@@ -25,7 +25,7 @@ SIDE, SMALLEST_CELL, TITLE, MARGIN = 640, 24, 36, 8
 
 @dataclass(frozen=True)
 class KeptTokens:
-    """Of each visual token the share of heads that keep it (0: dropped), and of its groups (None, 0: no routing)."""
+    """Holds how many heads keep each visual token, as a share, and how many groups stay (None, 0: no routing)."""
 
     share_T: Tensor
     groups_T: Tensor | None

@@ -218,7 +218,7 @@ def foretold(net: Sequence[Tensor], input_BND: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class KVzap(Eviction):
-    """KVzap: a small net per layer foretells KVzip's scores; nothing runs twice.
+    """KVzap: a small net per layer predicts KVzip's scores; nothing runs twice.
 
     Source: "KVzap" (arXiv 2601.07891), in the form of kvpress (``kvzap_press.py``, ``kvzap/train.py``). A linear map,
     or two layers with a GELU between them, turns what a layer projects to queries, keys and values into the log of the

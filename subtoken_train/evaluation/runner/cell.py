@@ -134,7 +134,7 @@ def recall_prompts(
 
 @dataclass(frozen=True)
 class Cell:
-    """What one arm is asked; ``inputs`` makes prompts and choices' ids, ``reference`` ids that are scored, too."""
+    """Holds what one arm is asked: ``inputs`` makes prompts and ids of choices, ``reference`` the ids to score."""
 
     samples: Sequence[Sample]
     metric: TaskMetric
