@@ -180,7 +180,7 @@ def _batches(least: int) -> Check:
 
 
 _clock = _unless(
-    lambda value: not isinstance(value, str) or re.fullmatch(r"\d{1,4}:[0-2]?\d:[0-5]?\d:[0-5]?\d", value),
+    lambda value: value is None or re.fullmatch(r"\d{1,4}:[0-2]?\d:[0-5]?\d:[0-5]?\d", str(value)),
     "it must be DD:HH:MM:SS (days, hours, minutes, seconds)",
 )
 

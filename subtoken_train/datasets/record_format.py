@@ -126,8 +126,9 @@ def _problems(row: dict[str, Any], as_document: bool) -> Iterator[str]:
 
 
 def _field_problems(row: dict[str, Any]) -> Iterator[str]:
-    if not isinstance(row.get("id"), str | int | float | None) or isinstance(row.get("id"), bool):
-        yield f"id is {shown(row['id'])}; a text or a number is needed"
+    name = row.get("id")
+    if not isinstance(name, str | int | float | None) or isinstance(name, bool) or name != name:  # noqa: PLR0124
+        yield f"id is {shown(name)}; a text or a number is needed"
     if not isinstance(row.get("kind"), str | None):
         yield f"kind is {shown(row['kind'])}; a text is needed"
     names = image_names(row)

@@ -316,7 +316,7 @@ SCORES = Document(
     {f"runs.0.{key}": [each for each in NO_SCORE if each not in right] for key, right in RIGHT_SCORES.items()},
     loose="runs.0.predictions.* runs.0.measures",
     open="* runs.0.* runs.0.measures.*",
-    free="runs.0.seconds",
+    free="runs.0.seconds runs.0.prompts_with_an_emptied_region",
 )
 MARKUP = (
     *("[red]x[/red]", "[/bold]", "[link=http://x]y", "=cmd|' /C calc'!A0", "+1", "@x", "[bold"),

@@ -79,7 +79,7 @@ class TextVQA(ImageQuestions):
             if not waiting:
                 lacks = f"{path} has no (further) answers for question {question!r} of image {image!r}"
                 raise ValueError(f"{row.place}: {lacks}; the two files must be of the same split")
-            source = inside(folder / "train_images", str(row.values["image"]))
+            source = inside(folder / "train_images", row.text("image"))
             rows.append(waiting.popleft().with_values(text=text, image=source))
         return rows
 
