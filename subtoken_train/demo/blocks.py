@@ -131,7 +131,6 @@ def _drawing(name: str, visible: bool = True) -> gr.Image:
 def _respond(
     models: SideBySide, about: str | None, question: str, eviction: str, keep: str, kv_dtype: KVDtype, raw: bool
 ) -> Iterator[list[Any]]:
-    chosen = None if eviction == NO_EVICTION else eviction
     texts, answers, said = [""] * len(models.sides), list[SideAnswer](), list[str]()
 
     def values() -> list[Any]:
@@ -143,7 +142,7 @@ def _respond(
         if about is None:
             raise ValueError("there is no picture; upload one, or use one of the examples")
         shown = open_image(Path(about)) if models.sees_images else about
-        for spoken in models.ask(shown, question, chosen, keep, kv_dtype, raw):
+        for spoken in models.ask(shown, question, None if eviction == NO_EVICTION else eviction, keep, kv_dtype, raw):
             texts[spoken.place] = spoken.text
             if spoken.answer is not None:
                 answers.append(spoken.answer)

@@ -31,7 +31,7 @@ def presets(pictures: bool = True) -> list[tuple[str, str]]:
         asked = build_task("facts", contexts=1, facts=4, words=250).samples()
         return [(each.prompt[: each.context_characters], each.prompt.rpartition("Answer: ")[2]) for each in asked]
     records = InstructionRecords(resource("data/samples") / "questions.json")
-    found = [records[i] for i in range(len(records))]
+    found = (records[i] for i in range(len(records)))
     asked = [(str(each.images[0]), each.turns[-1].prompt.removeprefix("<image>").strip()) for each in found]
     return [(asked[0][0], PICTURE_QUESTION), *asked]
 

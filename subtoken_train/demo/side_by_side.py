@@ -150,8 +150,7 @@ class SideBySide:
         refuse((bound is not None and length > bound - ANSWER_TOKENS, f"{words}; shorten the text"))
 
     def _answer(self, place: int, side: ShownModel, asked: Callable[[Say], SideAnswer]) -> Iterator[Spoken]:
-        # made in a thread of its own
-        pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # of an answer made in a thread of its own
         future: Future[SideAnswer] = Future()
 
         def work() -> None:
