@@ -246,7 +246,7 @@ def own_recipe(data: OwnData, chosen: Chosen, folder: Path, out: Path, name: str
     if chosen.name == LAPTOP:
         trainer["accelerator"] = "auto"
     content["model"]["optimizer"]["warmup_steps"] = max(1, round(WARMUP_SHARE * steps))
-    return {**content, "data": band}, [f"{steps:,} steps of {per_step:,} records{cut}", *lengths]
+    return {**content, "data": band}, [f"{steps:,} steps of {per_step:,} record{'s' * (per_step > 1)}{cut}", *lengths]
 
 
 def own_recipe_text(content: dict[str, Any], chosen: Chosen, path: Path, data: Path) -> str:
