@@ -21,7 +21,7 @@ from benchmarks.real_ruler import FULL, RECORDS, judges
 from benchmarks.real_text import HALVES, NAMES, OUT, ROOT, TWELVE, by_arm, facts_above, full_caches, read, text_above
 from subtoken_train.evaluation.intervals import bootstrap_interval
 
-CSV, IN_WORDS = OUT / "arms.csv", OUT / "words.csv"
+CSV, IN_WORDS = OUT / "arms.csv", {"smollm2": "words.csv", "qwen05": "words_qwen05.csv"}
 FIRST = f"first {HALVES.removesuffix(' by norm, values turned')}, values turned"
 README = {
     FULL: "full cache", "kvzip 42% in int8": "KVzip, int8", "snapkv 21.9%": "SnapKV, bfloat16",
@@ -51,7 +51,6 @@ TASKS = {
     "snapkv 0.219": README["snapkv 21.9%"],
 }  # fmt: skip
 """Of RULER's."""
-WORDS = "SmolLM2-135M: facts in words"  # recipes/real/word_facts.yaml
 Own = Mapping[str, Any]
 
 
@@ -72,8 +71,7 @@ def _byte_budgets() -> Iterable[dict[str, Any]]:
         full, records = full_caches(OUT / f"{model}.jsonl.xz"), read(real_text_bytes.records_of(model))
         kinds = [real_text_bytes.Arm(*(own[name] for name in real_text_bytes.Arm._fields)) for own in records]
         for arm in dict.fromkeys(kinds):
-            own = [each for each, kind in zip(records, kinds, strict=True) if kind == arm]
-            seeds = [each | {"full": full[each.get("gpu")]} for each in own]
+            seeds = [r | {"full": full[r.get("gpu")]} for r, kind in zip(records, kinds, strict=True) if kind == arm]
             yield _row(model, f"byte budget {arm.size}: {real_text_bytes.words(arm)}", seeds)
 
 
@@ -114,16 +112,19 @@ def _ruler() -> Iterable[dict[str, Any]]:
 
 
 def facts_table(rows: pd.DataFrame, chosen: Mapping[str, str], losses: bool) -> str:
-    """Write arms by size: facts recalled on each model, and with ``losses`` what a fact and a token of text lose."""
+    """Write arms by size: facts recalled on each model, and with ``losses`` what is lost, and all that is in words."""
     codes = rows[rows["judge"] == "codes"].set_index(["model", "arm"])
     kinds = ["codes recalled", *["codes, nats", "text, nats a token"] * losses]
-    head = ["cache", "bytes", *(f"{name}: {kind}" for name in NAMES.values() for kind in kinds), WORDS]
-    lines, told = [], pd.read_csv(IN_WORDS).set_index("arm")["value"]
+    asked = {NAMES[model]: pd.read_csv(OUT / IN_WORDS[model], index_col="arm") for model in [*IN_WORDS][: 1 + losses]}
+    told = {f"{name}: facts in words (n = {own['n'].iloc[0]})": own["value"] for name, own in asked.items()}
+    head = ["cache", "bytes", *(f"{name}: {kind}" for name in NAMES.values() for kind in kinds), *told]
+    lines = []
     for arm, words in chosen.items():
         own = [codes.loc[model, arm] if (model, arm) in codes.index else None for model in NAMES]
         size = next(float(each["bytes"]) for each in own if each is not None)
         cells = [cell for each in own for cell in _cells(each, losses)]
-        lines.append((size, [words, f"{size:.1%}", *cells, f"{told[words]:.0%}" if words in told else "not asked"]))
+        cells += [f"{own[words]:.0%}" if words in own else "not asked" for own in told.values()]
+        lines.append((size, [words, f"{size:.1%}", *cells]))
     return _markdown(head, [cells for _, cells in sorted(lines, key=lambda line: -line[0])])
 
 

@@ -40,6 +40,7 @@ SHOWN = (
     "benchmarks/results/real_text/frontier.svg",
     "benchmarks/results/real_text/needles.svg",
     "benchmarks/results/real_text/words.csv",
+    "benchmarks/results/real_text/words_qwen05.csv",
     "checkpoints/README.md",
     "data/README.md",
     "CONTRIBUTING.md",

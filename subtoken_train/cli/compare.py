@@ -28,8 +28,6 @@ of advice. The same command continues where it stopped."""
 BITS = {"int8": 66, "int4_rotated": 34}  # formats of bits alone: bytes of a vector of 64 numbers
 _LEAST = 400  # words of a test text below which facts alone are asked, among the sentences of Python's manual
 _ALIKE = 1.01  # times the run's bytes that another arm may take to be compared with it, as in a report's verdicts
-
-
 _OF_ALL = ("name", "keep_ratio", "round_up", "matches")  # settings of every reducer; the others are its own
 
 

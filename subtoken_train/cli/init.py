@@ -90,8 +90,7 @@ def run(args: argparse.Namespace) -> int:
     trained = [run for run in (f"runs/{name}", f"runs/{name}_anchor") if Path(run).exists()]
     print(*_said(args.folder, out, data, chosen), *notes, sep="\n")
     if trained:
-        again = "train both again, with --overwrite as below"
-        print(f"{' and '.join(trained)} may have been trained on other data: {again}")
+        print(f"{' and '.join(trained)} may have been trained on other data: train both again, with --overwrite")
     following = _next(data, args.folder, recipe, name, ["--overwrite"] if trained else [], tokenizer)
     print("\nwhat follows:", *(f"  {shell_words(*line)}" for line in following), sep="\n")
     return 0
@@ -133,7 +132,7 @@ def _said(folder: Path, out: Path, data: OwnData, chosen: Chosen) -> list[str]:
         f"{out}: {counts}, recipe and anchor",
         f"backbone {chosen.path}: {chosen.why}",
         "to use another one: --backbone NAME --overwrite, with a Hub id, a folder, or one of these",
-        borne(data.kind == "images"),
+        borne(data),
         *([_OTHERWISE[data.kind == "images"].format(there=there)] if chosen.is_embedded else []),
         *without_gpu(data.kind == "images"),
     ]

@@ -16,22 +16,22 @@ from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.demo.side_by_side import SideAnswer
 from subtoken_train.evaluation.charts import axes_in_a_row, draw_cells, image_of
 from subtoken_train.evaluation.picture import kept_picture, kept_tokens
+from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.ledger.kv_budget import share_words
 from subtoken_train.resources import resource
 from subtoken_train.types import LayerPlan, Plan, in_compressed_region
 
-TEXT_QUESTION = "What is the code of the moose?"
-"""Asked of the shipped text, which says it once."""
 PICTURE_QUESTION = "what is at C2 ?"
 """Chosen because the shipped models answer it differently; the answer is yellow 7."""
 
 
 def presets(pictures: bool = True) -> list[tuple[str, str]]:
-    """(path of a picture, question): one on which models differ, then every sample; or the shipped text and its own."""
+    """(path of a picture, question), the first one on which models differ; or (text, sentence to go on with)."""
     if not pictures:
-        return [((resource("data/samples") / "long.txt").read_text(encoding="utf-8"), TEXT_QUESTION)]
+        asked = build_task("facts", contexts=1, facts=4, words=250).samples()
+        return [(each.prompt[: each.context_characters], each.prompt.rpartition("Answer: ")[2]) for each in asked]
     records = InstructionRecords(resource("data/samples") / "questions.json")
-    found = [records[i] for i in range(len(records))]
+    found = (records[i] for i in range(len(records)))
     asked = [(str(each.images[0]), each.turns[-1].prompt.removeprefix("<image>").strip()) for each in found]
     return [(asked[0][0], PICTURE_QUESTION), *asked]
 

@@ -30,6 +30,9 @@ from subtoken_train.kernels.formats import KVDtype
 from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Batch, Plan
 
+Seen, Say = Image.Image | str, Callable[[str], None]
+"""What is asked about; where pieces of an answer go."""
+
 
 class SideAnswer(NamedTuple):
     """One model's finished answer, and what is left of its cache to look at.
@@ -84,18 +87,19 @@ def why_undrawn(backbone: CompressedBackbone, batch: Batch) -> str | None:
 
 
 class ShownModel(NamedTuple):
-    """One of the models that are asked; ``load`` takes its turn on the backbone, and what had it runs no more."""
+    """A model that is asked: ``load`` takes its turn on the backbone; ``eviction``: its own, whatever is chosen."""
 
     title: str
     load: Callable[[], CompressedBackbone]
     compresses: bool
+    eviction: str | None = None
 
 
 class SideBySide:
     """Loads what an adapter names, and asks its sides (backbone, anchor where there is one, itself) one after another.
 
     The frozen backbone is in memory once; several askers wait for each other. Without ``backbone`` it is where the
-    adapters say; without ``adapter`` it is the one side, and itself under the page's compression the other.
+    adapters say; without ``adapter`` it is all sides: itself, under the page's compression, and under SnapKV.
     """
 
     def __init__(
@@ -113,20 +117,28 @@ class SideBySide:
         self.num_layers, self.sees_images = self._family.shape.num_layers, self._family.sees_images
 
     def ask(
-        self, about: Image.Image | str, question: str, eviction: str | None, keep: str, kv_dtype: KVDtype = "model"
+        self,
+        about: Seen,
+        question: str,
+        eviction: str | None,
+        keep: str,
+        kv_dtype: KVDtype = "model",
+        raw: bool = False,
     ) -> Iterator[Spoken]:
-        """Every side's answer, piece by piece; an iterator that is closed stops after the next token."""
+        """Every side's answer, piece by piece; closing it stops after the next token. ``raw``: as ``ask`` has it."""
         if eviction is not None and threshold_file(keep) is not None:  # which whoever sees the page would choose
             raise ValueError("eviction_keep of this page reads no file; write threshold:-4, or a share")
-        kept = keep if eviction else None
-        spec = ArmSpec(backbone="-", eviction=eviction, eviction_keep=kept, kv_dtype=kv_dtype, written="argument")
-        spec.compression().check(self._family)  # before the backbone answers for nothing
+        chosen = [side.eviction or eviction for side in self.sides]
+        given: dict[str, Any] = {"backbone": "-", "kv_dtype": kv_dtype, "written": "argument"}
+        specs = [ArmSpec(eviction=each, eviction_keep=keep if each else None, **given) for each in chosen]
+        for spec in specs:
+            spec.compression().check(self._family)  # before the backbone answers for nothing
         if isinstance(about, str):
             self._check_text(about, question)
         stopped = threading.Event()
         try:
-            for place, side in enumerate(self.sides):
-                yield from self._answer(place, side, partial(self._asked, side, spec, about, question, stopped))
+            for place, (side, spec) in enumerate(zip(self.sides, specs, strict=True)):
+                yield from self._answer(place, side, partial(self._asked, side, spec, about, question, raw, stopped))
         finally:
             stopped.set()
 
@@ -137,11 +149,8 @@ class SideBySide:
         words = f"the text has {length:,} tokens, and the model was made for {bound or 0:,}, its answer among them"
         refuse((bound is not None and length > bound - ANSWER_TOKENS, f"{words}; shorten the text"))
 
-    def _answer(
-        self, place: int, side: ShownModel, asked: Callable[[Callable[[str], None]], SideAnswer]
-    ) -> Iterator[Spoken]:
-        # made in a thread of its own
-        pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    def _answer(self, place: int, side: ShownModel, asked: Callable[[Say], SideAnswer]) -> Iterator[Spoken]:
+        pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # of an answer made in a thread of its own
         future: Future[SideAnswer] = Future()
 
         def work() -> None:
@@ -164,24 +173,21 @@ class SideBySide:
             raise ValueError(f"{side.title}: {error}" if side.compresses else str(error)) from None
 
     def _asked(
-        self,
-        side: ShownModel,
-        spec: ArmSpec,
-        about: Image.Image | str,
-        question: str,
-        stopped: threading.Event,
-        say: Callable[[str], None],
+        self, side: ShownModel, spec: ArmSpec, about: Seen, question: str, raw: bool, stopped: threading.Event, say: Say
     ) -> SideAnswer:
         with self._turn, warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always", SubTokenWarning)
+            warnings.filterwarnings("ignore", "a raw prompt")  # the page says so itself
             backbone = side.load()
             compression = spec.compression(backbone.reducer.round_up) if side.compresses else Compression()
             stream = AnswerStream(backbone.family.tokenizer, say, stopped.is_set)
             model = SubTokenModel.around(backbone, compression)
+            tokens = ANSWER_TOKENS // 4 if raw else ANSWER_TOKENS  # a text has no end
+            how = {"do_sample": False, "max_new_tokens": tokens, "streamer": stream, "stopping_criteria": [stream]}
             if isinstance(about, str) and reader_of_question(backbone, compression) is None:
-                made = _blind(model, about, question, stream)
+                made = _blind(model, about, question, raw, how)
             else:
-                made = _whole(model, about, question, stream)
+                made = _whole(model, about, question, raw, how)
             image = None if isinstance(about, str) else about
             notes = tuple(str(note.message) for note in said if issubclass(note.category, SubTokenWarning))
             own = side.title, compressed_by(backbone, compression), len(stream.token_ids), image, backbone.family
@@ -192,27 +198,23 @@ Generated = tuple[Batch, Plan, CacheReport, float, float]
 """A prompt without pixels, what its cache keeps and takes, and the seconds of the prompt and of the answer."""
 
 
-def _settings(stream: AnswerStream) -> dict[str, Any]:
-    return {"do_sample": False, "max_new_tokens": ANSWER_TOKENS, "streamer": stream, "stopping_criteria": [stream]}
-
-
-def _whole(model: SubTokenModel, about: Image.Image | str, question: str, stream: AnswerStream) -> Generated:
+def _whole(model: SubTokenModel, about: Seen, question: str, raw: bool, how: dict[str, Any]) -> Generated:
     prompt = (f"{about}\n\n{question}",) if isinstance(about, str) else (question, [about])
-    inputs: dict[str, Any] = model.inputs(*prompt)
-    model.generate(**inputs, **_settings(stream))
+    inputs: dict[str, Any] = model.inputs(*prompt, raw=raw)
+    model.generate(**inputs, **how)
     last = model.last
     assert last is not None
     return last.batch, last.plan, model.cache_report(), last.prefill_seconds, last.decode_seconds
 
 
-def _blind(model: SubTokenModel, text: str, question: str, stream: AnswerStream) -> Generated:
+def _blind(model: SubTokenModel, text: str, question: str, raw: bool, how: dict[str, Any]) -> Generated:
     clock = time.perf_counter()
-    batch, frames = context_batches(model.backbone, model.compression, [text])
+    batch, frames = context_batches(model.backbone, model.compression, [text], raw)
     with serving(model.backbone.family):
         context = CompressedContext.of(model.backbone, model.compression, batch, frames)
     took = time.perf_counter() - clock
     cache = context.packed.branch()
-    context.generate(context.question_ids(question), cache, **_settings(stream))
+    context.generate(context.question_ids(f"\n\n{question}" if raw else question), cache, **how)
     assert context.plan is not None
     return batch, context.plan, context.report_of(cache), took, time.perf_counter() - clock - took
 
@@ -225,7 +227,8 @@ def _of_backbone(pool: ModelPool, anchor: str | None, backbone: str | None) -> l
     if pool.find(backbone) is not None:  # both sides would be routed
         raise ValueError(f"--backbone {backbone} is an adapter; write --adapter {backbone}")
     load = partial(pool.get, backbone)
-    return [ShownModel("backbone", load, False), ShownModel("compressed", load, True)]
+    chosen = [ShownModel("backbone", load, False), ShownModel("compressed", load, True)]
+    return [*chosen, ShownModel("SnapKV", load, True, "snapkv")]
 
 
 def _of_adapter(pool: ModelPool, adapter: str, anchor: str | None, backbone: str | None) -> list[ShownModel]:

@@ -47,7 +47,8 @@ def check_devices(devices: int | str | list[int], accelerator: str) -> None:
         return
     wanted = count_devices(devices, accelerator, num_nodes=1)
     if wanted > there:
-        raise ValueError(f"trainer.devices asks for {wanted} process(es), but this machine has {there} {name}")
+        has = f"this machine has {there} {name}; use a larger one, or a small model: subtoken-train recipes ls tiny"
+        raise ValueError(f"trainer.devices asks for {wanted} process(es), but {has}")
 
 
 def check_cpus(devices: int | str | list[int], accelerator: str) -> None:

@@ -95,7 +95,9 @@ def test_from_own_texts_to_a_table_and_a_sentence(tmp_path, monkeypatch, capsys)
 
 def test_a_model_alone_is_compared_with_its_full_cache(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["compare", str(ROOT / "checkpoints/tiny-llama"), "--contexts", "1", "--out", "out"]) == 0
+    assert main(["compare", str(ROOT / "checkpoints/tiny-llama"), "--contexts", "1", "--out", "run/compare"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert " % of the facts and is level with full (+0.00 [+0.00, +0.00], paired, 4 samples): take " in last
-    assert len(list((tmp_path / "out").glob("*/facts/manifest.json"))) == 5
+    assert len(list((tmp_path / "run/compare").glob("*/facts/manifest.json"))) == 5
+    assert main(["report", "run"]) == 0
+    assert " written to run/compare/report\n" in capsys.readouterr().out

@@ -145,7 +145,7 @@ def test_runs_that_are_there_are_trained_anew(tmp_path, capsys):
     own_images(tmp_path / "mine")
     (tmp_path / "runs/mine").mkdir(parents=True)
     lines = inits(capsys, "mine", "--seed", 3)
-    assert "runs/mine may have been trained on other data: train both again, with --overwrite as below" in lines
+    assert "runs/mine may have been trained on other data: train both again, with --overwrite" in lines
     commands = [line for line in lines if line.startswith("  ")]
     assert [line.endswith(" --overwrite") for line in commands] == [True, True, True, False, False]
 

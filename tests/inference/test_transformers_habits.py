@@ -1,6 +1,6 @@
 """What users of transformers write goes with a ``SubTokenModel``; where nothing is compressed, the tokens are the same.
 
-Each row of ``TEXT`` and ``PICTURES`` is run twice, on the plain model and on a ``SubTokenModel`` around it.
+Each of the 44 calls in ``TEXT`` and ``PICTURES`` is run twice, on the plain model and on a ``SubTokenModel`` around it.
 """
 
 import subprocess
@@ -16,6 +16,7 @@ import subtoken_train
 from subtoken_train import SubTokenModel
 from subtoken_train.inference.compression import CompressionSettings
 from tests.support.chats import CHATML
+from tests.support.generation_cells import SERVED_CALLS
 from tests.support.places import ROOT
 
 LLAMA = ROOT / "checkpoints" / "tiny-llama"
@@ -56,6 +57,10 @@ def loop(model, reader):
     return torch.cat(said, 1)
 
 
+def served(**settings):
+    return lambda m, r: seeded(lambda: m.generate(ids(r, SHORT), tokenizer=r, **{"max_new_tokens": 5, **settings}))
+
+
 def writer(model, reader, **settings):
     return hf.pipeline("text-generation", model=model, tokenizer=reader, **settings)
 
@@ -70,6 +75,8 @@ TEXT = {
     "whole length": lambda m, r: m.generate(ids(r), max_length=ids(r).shape[1] + 4, do_sample=False),
     "beams": lambda m, r: m.generate(ids(r), num_beams=3, num_return_sequences=2, **GREEDY),
     "sampled": lambda m, r: seeded(lambda: m.generate(ids(r), **DRAWN, top_p=0.9)),
+    "cached": lambda m, r: m.generate(ids(r), use_cache=True, **GREEDY),
+    "inference mode": lambda m, r: torch.inference_mode()(m.generate)(ids(r), **GREEDY),
     "streamer": streamed,
     "loop": loop,
     "chat template": lambda m, r: m.generate(**r.apply_chat_template(TALKS[0], **TEMPLATED), **GREEDY),
@@ -85,6 +92,7 @@ TEXT = {
     "pipeline, ids": lambda m, r: writer(m, r)(WORDS, return_tensors=True, **GREEDY),
     "pipeline by its class": lambda m, r: hf.TextGenerationPipeline(model=m, tokenizer=r)(WORDS, **GREEDY),
     "pipeline with settings": lambda m, r: writer(m, r, **GREEDY)(WORDS, stop_sequence="a"),
+    **{f"with {name}": served(**settings) for name, settings in SERVED_CALLS.items()},
 }
 
 
@@ -132,6 +140,10 @@ def pictures():
 
 
 def same(got, wanted):
+    if isinstance(got, dict):
+        pairs = (zip(got[kind], wanted[kind], strict=True) for kind in ("scores", "logits"))
+        assert all((ours - theirs).abs().max() < 1e-4 for each in pairs for ours, theirs in each)
+        got, wanted = got["sequences"], wanted["sequences"]
     return torch.equal(got, wanted) if isinstance(got, torch.Tensor) else str(got) == str(wanted)
 
 
