@@ -52,12 +52,12 @@ class Region(IntEnum):
 
 
 def in_compressed_region(regions: Tensor) -> Tensor:
-    """Rows of the region that is compressed, bool: the visual tokens of a VLM, the context of a language model."""
+    """Mark the rows of the region that is compressed, bool: a VLM's visual tokens, a language model's context."""
     return (regions == Region.VISUAL) | (regions == Region.CONTEXT)
 
 
 def before_compressed_ends(regions: Tensor) -> Tensor:
-    """Rows up to the last one of the compressed region, bool [B, N], and not PADDING; none where there is no such."""
+    """Mark the rows up to the last of the compressed region, bool [B, N], but no PADDING; none where it is empty."""
     upto = in_compressed_region(regions).flip(-1).cumsum(-1).flip(-1) > 0
     return upto & (regions != Region.PADDING)
 
@@ -102,13 +102,13 @@ class KeyTurn:
         return sum(part.nbytes for part in vars(self).values())
 
     def select(self, samples: Tensor) -> KeyTurn:
-        """The turn of some samples."""
+        """Return the basis of some samples."""
         return KeyTurn(**{name: part[samples] for name, part in vars(self).items()})
 
 
 @dataclass
 class CutKeys:
-    """Entries of a layer's plan whose keys are cut, and the channels that stay of them (bool, as many in each head).
+    """Entries of a layer's plan whose keys are cut, and the channels they keep (bool, as many in each head).
 
     ``turn``: the basis in which all keys of the layer stand, and whose channels these are; None: their own.
     """
@@ -123,7 +123,7 @@ class CutKeys:
         return int(self.channels_Bhd[0, 0].sum())
 
     def select(self, samples: Tensor) -> CutKeys:
-        """The cut of some samples."""
+        """Return the cuts of some samples."""
         turn = None if self.turn is None else self.turn.select(samples)
         return CutKeys(self.entries_BN[samples], self.channels_Bhd[samples], turn)
 
@@ -151,7 +151,7 @@ class LayerPlan:
     filled: bool = False
 
     def select(self, samples: Tensor) -> LayerPlan:
-        """The plan of some samples (int64 numbers, or bool marks), in their order."""
+        """Return the plan of some samples (int64 numbers, or bool marks), in their order."""
         masks = self.group_mask_BNS, self.heads_BNh, self.rows_BN
         groups, heads, rows = (None if part is None else part[samples] for part in masks)
         cut = None if self.cut_keys is None else self.cut_keys.select(samples)
