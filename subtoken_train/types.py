@@ -102,7 +102,7 @@ class KeyTurn:
         return sum(part.nbytes for part in vars(self).values())
 
     def select(self, samples: Tensor) -> KeyTurn:
-        """Return the basis of some samples."""
+        """The turn of some samples."""
         return KeyTurn(**{name: part[samples] for name, part in vars(self).items()})
 
 
@@ -123,7 +123,7 @@ class CutKeys:
         return int(self.channels_Bhd[0, 0].sum())
 
     def select(self, samples: Tensor) -> CutKeys:
-        """Return the cuts of some samples."""
+        """The cut of some samples."""
         turn = None if self.turn is None else self.turn.select(samples)
         return CutKeys(self.entries_BN[samples], self.channels_Bhd[samples], turn)
 
@@ -151,7 +151,7 @@ class LayerPlan:
     filled: bool = False
 
     def select(self, samples: Tensor) -> LayerPlan:
-        """Return the plan of some samples (int64 numbers, or bool marks), in their order."""
+        """The plan of some samples (int64 numbers, or bool marks), in their order."""
         masks = self.group_mask_BNS, self.heads_BNh, self.rows_BN
         groups, heads, rows = (None if part is None else part[samples] for part in masks)
         cut = None if self.cut_keys is None else self.cut_keys.select(samples)

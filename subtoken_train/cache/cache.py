@@ -68,7 +68,7 @@ class PackedCache(Cache):  # type: ignore[misc]
         return self.layers[0].prompt_length
 
     def check_holds_prompt(self) -> None:
-        """Raise a ``ValueError`` if the cache is empty."""
+        """Refuse to go on without a prompt."""
         if not self.holds_prompt:
             raise ValueError("the cache is empty; generate from the whole prompt, without past_key_values")
 

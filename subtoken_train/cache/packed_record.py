@@ -25,7 +25,7 @@ _NAMED = 3
 
 
 def check_within(name: str, numbers: Tensor, below: int) -> None:
-    """Refuse numbers outside 0 to ``below - 1``."""
+    """Refuse numbers outside of 0 to ``below - 1``."""
     if numbers.numel() and not (int(numbers.min()) >= 0 and int(numbers.max()) < below):
         raise ValueError(f"tensor {name} holds numbers outside of 0 to {below - 1:,}")
 

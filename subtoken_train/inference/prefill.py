@@ -153,7 +153,7 @@ def prefill(
 
 
 def check_before_prefill(backbone: CompressedBackbone, prompts: Batch, compression: Compression) -> None:
-    """Raise the worded ``ValueError`` with which ``prefill`` would refuse."""
+    """Raise a worded ``ValueError`` where ``prefill`` refuses."""
     family = backbone.family
     if prompts.pixel_values is None and bool((prompts.regions_BN == Region.VISUAL).any()):
         raise ValueError("the prompts have visual tokens but no pixels, which a cache frees; build the batch again")

@@ -322,7 +322,7 @@ class View:
         return total_BP.gather(1, place_BM).view_as(scores_BhN) / self.heads
 
     def window(self, count: int | Tensor) -> Tensor:
-        """The last ``count`` entries (a number, or [B, 1]), bool [B, N]; where anything follows the scope, of that."""
+        """Mark the last ``count`` entries (a number, or [B, 1]), bool [B, N]; of those after the scope, if any."""
         following_BN = self.entries_BN & (self.in_scope_BN.flip(-1).cumsum(-1).flip(-1) == 0)
         rows_BN = torch.where(following_BN.any(-1, keepdim=True), following_BN, self.entries_BN)
         return last_marked(rows_BN, count)
