@@ -125,7 +125,7 @@ class CompressedBackbone(nn.Module):
         self._detached = True
 
     def logits(self, result: PromptPass, rows_BM: Tensor | None = None) -> Tensor:
-        """Logits of a pass's rows, [B, M, V]; of some of them (bool [B, M]), [rows, V]."""
+        """Return the logits of a pass's rows, [B, M, V], or of marked ones (bool [B, M]), [rows, V]."""
         return self.family.logits(result.hidden_BMD if rows_BM is None else result.hidden_BMD[rows_BM])
 
     def run(

@@ -104,7 +104,7 @@ def task_view(
 
 
 def task_tokens(family: Family, plan: TaskPlan, regions_BN: Tensor) -> Tensor:
-    """Positions that a task takes after each prompt if the token reducer drops nothing, int64 [B]."""
+    """Count the positions that a task takes after each prompt if the token reducer drops nothing, int64 [B]."""
     if plan.pieces is None:
         return (regions_BN != Region.PADDING).sum(-1)
     texts = [len(_token_ids(family, piece, regions_BN)) for piece in plan.pieces if not isinstance(piece, Tensor)]

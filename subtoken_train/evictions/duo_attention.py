@@ -110,7 +110,7 @@ def attention_outside(view: View, sinks: int, recent: int) -> Tensor:
 
 
 def head_counts(alpha_LBh: Tensor, least_LB: Tensor, most_LB: Tensor, total_B: Tensor) -> Tensor:
-    """Entries of every head, their sum the total, int64 [L, B, h]: by falling alpha, ties to the lower layer, head."""
+    """Divide the total among the heads, int64 [L, B, h]: highest alpha first, ties to the lower layer, then head."""
     layers, batch, heads = alpha_LBh.shape
     least_TB, most_TB = (each.repeat_interleave(heads, 0) for each in (least_LB, most_LB))
     order_TB = alpha_LBh.transpose(1, 2).flatten(0, 1).sort(dim=0, descending=True, stable=True).indices

@@ -136,7 +136,7 @@ class MEDA(LookM):
 
 
 def entropy_of(view: View, rows_BN: Tensor, keys_BN: Tensor) -> Tensor:
-    """Entropy of marked rows' attention over the marked keys alone, later ones too, mean over rows and heads, [B]."""
+    """Return the entropy of marked rows' attention over the marked keys, later ones too, row and head mean, [B]."""
     total_B = torch.zeros(len(rows_BN), device=rows_BN.device)
     everywhere = rows_BN.shape[1]  # as if all keys lay before the first row
     if not bool(rows_BN.any()):
@@ -201,7 +201,7 @@ class LayerShares(CalibratedNumbers):
         return table_words("share of every layer, a line per budget", self.shares)
 
     def at(self, keep_B: Tensor) -> Tensor:
-        """Shares under the samples' own budgets, float64 [L, B]: straight lines between what is tabulated, 0 and 1."""
+        """Return the shares at the samples' own budgets, float64 [L, B]; linear between tabulated budgets, 0 and 1."""
         layers = len(self.shares[0])
         keep_R = torch.tensor([0.0, *self.keep, 1.0], dtype=torch.float64)
         share_RL = torch.tensor([[0.0] * layers, *self.shares, [1.0] * layers], dtype=torch.float64)
@@ -254,7 +254,7 @@ def prefix_curve(scores_BN: Tensor, competes_BN: Tensor) -> Tensor:
 
 
 def prefix_counts(curves: list[Tensor], total_B: Tensor, protected_LB: Tensor, most_LB: Tensor) -> Tensor:
-    """Entries per layer that hold the same share of each layer's attention, int64 [L, B], whose sum is the total.
+    """Divide the total so that each layer keeps the same share of its attention; entries, int64 [L, B].
 
     A prefix ends with the first entry at which its curve reaches the level; protected entries come on top. Raising the
     level adds one entry of one layer at a time, in the order of the curves' values, ties to the lower layer.

@@ -120,12 +120,12 @@ class KVCompose(Eviction):
 
 
 def head_scores(received_BHN: Tensor, kv_heads: int, norm_BhN: Tensor | None = None) -> Tensor:
-    """Largest attention that any row pays, mean over a group, times ``norm_BhN`` (equations 14, 15), [B, h, N]."""
+    """Return the largest attention of any row, mean over a group, times ``norm_BhN`` (equations 14, 15), [B, h, N]."""
     scores_BhN = over_groups(received_BHN, kv_heads)
     return scores_BhN if norm_BhN is None else scores_BhN * norm_BhN
 
 
 def token_scores(received_BHN: Tensor, kv_heads: int, norm_BhN: Tensor | None = None) -> Tensor:
-    """``head_scores`` plus their mean over the key-value heads (equation 16), [B, h, N] in fp32."""
+    """Add to ``head_scores`` their mean over the key-value heads (equation 16), [B, h, N] in fp32."""
     scores_BhN = head_scores(received_BHN, kv_heads, norm_BhN)
     return scores_BhN + scores_BhN.mean(1, keepdim=True)

@@ -107,7 +107,7 @@ class KVzip(Eviction):
         return plans
 
     def score_task(self, view: View) -> Tensor:
-        """Scores of the entries of the task's chunk, [B, h, N]; 0 elsewhere."""
+        """Score the entries of the task's chunk, [B, h, N]; 0 elsewhere."""
         entries_BN = view.regions_BN != Region.PADDING
         sinks_BN = entries_BN & (entries_BN.cumsum(-1) <= self.sinks)
         chosen, index_BC = view.among(view.about_BN | sinks_BN)
@@ -209,7 +209,7 @@ def _tensors(place: str, text: str, shapes: Sequence[tuple[int, ...]]) -> list[T
 
 
 def foretold(net: Sequence[Tensor], input_BND: Tensor) -> Tensor:
-    """Scores of a layer's net (weight and bias, or those of two layers, on the input's device), [B, h, N] in fp32."""
+    """Run a layer's net (weight and bias, one or two layers, on the input's device); scores [B, h, N] in fp32."""
     states = input_BND.float()
     if len(net) > 2:
         states = F.gelu(F.linear(states, *net[:2]))
@@ -272,7 +272,7 @@ class KVzap(Eviction):
 
 
 def after_carried(view: View, new_BhN: Tensor) -> Tensor:
-    """Scores of a view's entries: those of new ones, [B, h, n], after what the others had."""
+    """Append the scores of new entries, [B, h, n], to what the view's others had."""
     if view.carried is None:
         return new_BhN
     new, (rows, heads, length) = new_BhN.shape[-1], view.carried.shape

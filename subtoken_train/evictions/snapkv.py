@@ -121,7 +121,7 @@ class PyramidKV(SnapKV):
 
 
 def exact_pyramid(budget_LB: Tensor, entries_LB: Tensor, window_LB: Tensor, beta: int) -> Tensor:
-    """The original's line in real numbers, rounded so that the layers of a sample keep exactly their budgets' sum.
+    """Return the original's line, rounded so that a sample's layers keep exactly their budgets' sum.
 
     Layer l moves from its own budget by (L - 1 - 2 l) / (L - 1) of the largest shift that every layer has room for, so
     layers may differ in budget and entries; every layer keeps 1 at least.
@@ -138,7 +138,7 @@ def exact_pyramid(budget_LB: Tensor, entries_LB: Tensor, window_LB: Tensor, beta
 
 
 def original_pyramid(budget_LB: Tensor, entries_LB: Tensor, window_LB: Tensor, beta: int) -> Tensor:
-    """As the released code counts; a budget that is no more than the window, where that fails, stays as it is."""
+    """Return the released code's counts; where it fails, at budgets within the window, the budgets themselves."""
     layers = len(budget_LB)
     base_LB, before_LB = budget_LB - window_LB, entries_LB - window_LB
     most_LB = torch.minimum(2 * base_LB - base_LB // beta, before_LB)
@@ -149,7 +149,7 @@ def original_pyramid(budget_LB: Tensor, entries_LB: Tensor, window_LB: Tensor, b
 
 
 def kvpress_pyramid(budget_LB: Tensor, entries_LB: Tensor, window_LB: Tensor, beta: int) -> Tensor:
-    """As kvpress counts: the line holds the window, is rounded half to even, and is flat where it does not fit."""
+    """Return kvpress' counts: the line holds the window, rounds half to even, and is flat where it does not fit."""
     layers, budget_LB = len(budget_LB), budget_LB.double()
     most_LB, least_LB = 2 * budget_LB - budget_LB / beta, budget_LB / beta
     capped_LB = most_LB >= entries_LB - window_LB
@@ -317,7 +317,7 @@ class HeadKV(SnapKV):
 
 
 def head_budgets(score_TB: Tensor, floor: float, budget_TB: Tensor, window_TB: Tensor, most_TB: Tensor) -> Tensor:
-    """Entries of every head whose sum is the budgets', int64 [T, B], on the CPU.
+    """Divide the budgets among the heads: entries of each, int64 [T, B], on the CPU, of the same sum.
 
     Of what the windows leave, the share ``floor`` is divided as the budgets are. A head keeps one entry at least; what
     another cannot take is divided by claims.
@@ -390,7 +390,7 @@ class RKV(Eviction):
 
 
 def window_attention(view: View, index_BW: Tensor, before_BN: Tensor) -> Tensor:
-    """Attention of rows over what is before them, of each group's largest logits, mean over the rows, [B, h, N]."""
+    """Return attention of rows over what is before them, by each group's largest logits, row mean, [B, h, N]."""
     batch, kv_heads, length, width = view.key_BhNd.shape
     place_BW = index_BW - (length - view.query_BHNd.shape[2])
     seen_BW = (index_BW >= 0) & (place_BW >= 0)
@@ -405,7 +405,7 @@ def window_attention(view: View, index_BW: Tensor, before_BN: Tensor) -> Tensor:
 
 
 def redundancy(key_BhNd: Tensor, entries_BN: Tensor, alike: float) -> Tensor:
-    """Softmax over the entries of each key's mean similarity to all keys, its own left out, [B, h, N] in fp32."""
+    """Return the softmax over entries of a key's mean similarity to all others, [B, h, N] in fp32."""
     key_BhNd = key_BhNd.float() * entries_BN[:, None, :, None]
     key_BhNd = key_BhNd / (key_BhNd.norm(dim=-1, keepdim=True) + 1e-8)
     total_BhN, place_N = torch.zeros_like(key_BhNd[..., 0]), torch.arange(key_BhNd.shape[2], device=key_BhNd.device)

@@ -64,7 +64,7 @@ class AirCache(Eviction):
         return Scores(importance_BN[:, None], view.entries_BN & ~visual_BN, notes=notes)
 
     def observers(self, view: View) -> Tensor:
-        """Rows of the observation window, bool [B, N]; a layer without visual entries has nothing to observe."""
+        """Mark the rows of the observation window, bool [B, N]; none in a layer without visual entries."""
         text_BN = task_rows(view.regions_BN)
         if self.window == "text":
             return text_BN
@@ -86,13 +86,13 @@ class AirCache(Eviction):
 
 
 def importance(view: View, observers_BN: Tensor, visual_BN: Tensor) -> Tensor:
-    """Mean attention of the observers to each visual entry (equations 7 and 8), over heads too, [B, N]; 0 elsewhere."""
+    """Return the observers' mean attention to each visual entry (equations 7, 8), over heads too, [B, N]; else 0."""
     received_BN = view.received(observers_BN, visual_BN | observers_BN).mean(1)
     return (received_BN / observers_BN.sum(-1, keepdim=True).clamp(min=1)).masked_fill(~visual_BN, 0.0)
 
 
 def skewness(importance_BN: Tensor, visual_BN: Tensor) -> Tensor:
-    """Adjusted Fisher-Pearson skewness of visual importance (equation 10), [B]; 0 of fewer than 3, or equals."""
+    """Return visual importance's adjusted Fisher-Pearson skewness (equation 10), [B]; 0 of fewer than 3, or equals."""
     count_B = visual_BN.sum(-1)
     mean_B1 = importance_BN.sum(-1, keepdim=True) / count_B[:, None].clamp(min=1)
     away_BN = (importance_BN - mean_B1).masked_fill(~visual_BN, 0.0)
@@ -104,7 +104,7 @@ def skewness(importance_BN: Tensor, visual_BN: Tensor) -> Tensor:
 
 
 def layer_weights(strength_LB: Tensor, skewness_LB: Tensor, budgets: AirBudgets) -> Tensor:
-    """The factor of each layer's budget (equation 11 over r), [L, B]; the mean over the layers is 1."""
+    """Return the factor of each layer's budget (equation 11 over r), [L, B]; the mean over the layers is 1."""
     if budgets == "uniform":
         return torch.ones_like(strength_LB)
     if budgets == "pyramid":
@@ -186,7 +186,7 @@ class VLCache(Eviction):
 
 
 def post_vision_statistics(blocks: Iterable[Any], entries_BN: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """Column sums of the rows' attention [B, H, N] in fp32, and how dense it is (1 - equation 2), [B, H].
+    """Sum the rows' attention by column, [B, H, N] in fp32, and return its density (1 - eq. 2), [B, H].
 
     Attention counts as zero below ``threshold`` of its row's largest (equation 1).
     """
@@ -295,7 +295,7 @@ class TGVKV(Eviction):
 
 
 def released_scores(view: View) -> Scores:
-    """As the released code scores, see ``TGVKV``."""
+    """Score as the released code does, see ``TGVKV``."""
     visual_BN = view.regions_BN == Region.VISUAL
     started_BN, going_on_BN = visual_BN.cumsum(-1) > 0, visual_BN.flip(-1).cumsum(-1).flip(-1) > 0
     before_BN, visual_BN = (view.entries_BN & part_BN & going_on_BN for part_BN in (~started_BN, started_BN))
@@ -310,7 +310,7 @@ def released_scores(view: View) -> Scores:
 
 
 def text_weights(received_BN: Tensor, rows_BN: Tensor) -> Tensor:
-    """Mean attention that each text token gets from itself and the text after it (TWR), [B, N]; 0 elsewhere."""
+    """Return each text token's mean attention from itself and later text (TWR), [B, N]; 0 elsewhere."""
     later_BN = rows_BN.flip(-1).cumsum(-1).flip(-1)  # N_t - j + 1 for the j-th text token
     return (received_BN / later_BN.clamp(min=1)).masked_fill(~rows_BN, 0.0)
 
@@ -318,7 +318,7 @@ def text_weights(received_BN: Tensor, rows_BN: Tensor) -> Tensor:
 def retention_order(
     text_score_BN: Tensor, visual_score_BN: Tensor, text_BN: Tensor, visual_BN: Tensor, first: First = "text"
 ) -> Tensor:
-    """The negative rank of each entry, [B, N]: one kind by score, then the other (TPR); ties to the lower index."""
+    """Return each entry's negative rank, [B, N]: one kind by score, then the other (TPR); ties to the lower index."""
     scores_BN = torch.where(text_BN, text_score_BN, visual_score_BN)
     order_BN = scores_BN.sort(dim=-1, descending=True, stable=True).indices
     text, vision = {"text": (2, 1), "vision": (1, 2), "score": (1, 1)}[first]
@@ -328,7 +328,7 @@ def retention_order(
 
 
 def released_counts(vision_LB: Tensor, total_B: Tensor, length_LB: Tensor) -> Tensor:
-    """Entries per layer as released, int64 [L, B]: shares by attention (equal where all is 0), removals rounded."""
+    """Return the released code's counts, int64 [L, B]: shares by attention (equal if all 0), removals rounded."""
     vision_LB = vision_LB.cpu().double()
     vision_LB = torch.where(vision_LB.sum(0) > 0, vision_LB, 1.0)
     kept_LB = vision_LB / vision_LB.sum(0) * total_B.cpu()

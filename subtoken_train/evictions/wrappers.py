@@ -189,7 +189,7 @@ class ChunkKV(Wrapper):
 
 
 def chunk_ranks(scores_BhN: Tensor, competes_BN: Tensor, protected_BN: Tensor, length: int) -> Tensor:
-    """Places of the entries, best chunk first and in it the best entry, int64 [B, N]; what does not compete comes last.
+    """Rank entries, best chunk first and in it the best entry, int64 [B, N]; those that do not compete come last.
 
     A chunk's score is the mean of its entries that are not protected, summed over heads; ties go to the lower.
     """
@@ -261,7 +261,7 @@ class CriticalKV(Wrapper):
 
 
 def two_stages(scores_BhN: Tensor, first_BhN: Tensor, norm_BhN: Tensor, epsilon: float) -> Tensor:
-    """(Score + epsilon) times norm, finite, fp32; marked entries are lifted above all others of their head."""
+    """Multiply score + epsilon by the norm, finite, fp32; marked entries rise above all others of their head."""
     finite = torch.finfo(torch.float32).max
     second = (scores_BhN.float().clamp(-finite, finite) + epsilon) * norm_BhN
     second = second.clamp(-FINITE, FINITE)
@@ -270,7 +270,7 @@ def two_stages(scores_BhN: Tensor, first_BhN: Tensor, norm_BhN: Tensor, epsilon:
 
 
 def projected_norm(value_BhNd: Tensor, weight_DHd: Tensor) -> Tensor:
-    """L1 norm of W_o v, mean over the query heads of a key-value head, [B, h, N] in fp32."""
+    """Return the L1 norm of W_o v, mean over the query heads of a key-value head, [B, h, N] in fp32."""
     batch, heads, _, width = value_BhNd.shape
     weight_HdD = weight_DHd.float().T.view(-1, width, weight_DHd.shape[0])
     group = len(weight_HdD) // heads
@@ -361,7 +361,7 @@ def pair_counts(
 
 
 def blended(won_Bh: Tensor, competes_BN: Tensor, protected_BN: Tensor, alpha: float) -> Tensor:
-    """``1 - alpha`` of what each head won and ``alpha`` of an equal share, one at least, of the same sum, [B, h]."""
+    """Mix ``1 - alpha`` of what each head won with ``alpha`` of an equal share (1 at least), same sum, [B, h]."""
     heads, total_B, protected_B = won_Bh.shape[1], won_Bh.sum(-1), (protected_BN & competes_BN).sum(-1)
     share_hB = ((1 - alpha) * won_Bh.cpu().double() + alpha * total_B[:, None].cpu().double() / heads).T
     least_B = torch.minimum(protected_B.clamp(min=1), total_B // heads)

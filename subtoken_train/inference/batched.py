@@ -122,7 +122,7 @@ T = TypeVar("T")
 
 
 def in_batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """The items in order, ``size`` at a time; the last may be fewer."""
+    """Yield the items in order as lists of ``size``; the last may be shorter."""
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
@@ -137,7 +137,7 @@ def generate_batch(
     protocol: Protocol = "query_aware",
     references: Sequence[Sequence[int]] | None = None,
 ) -> list[Outcome]:
-    """Greedy answers to a batch of prompts; their references (token ids), unless empty, are scored, too."""
+    """Answer a batch of prompts greedily; their references (token ids), unless empty, are scored, too."""
     compression = with_gates(backbone, compression or Compression())
     online = references is not None and compression.every is not None
     refuse(
@@ -187,7 +187,7 @@ def score_batch(
     compression: Compression | None = None,
     protocol: Protocol = "query_aware",
 ) -> list[Outcome]:
-    """Log-probabilities of each prompt's continuations, log-softmax in fp32.
+    """Return the log-probabilities of each prompt's continuations, log-softmax in fp32.
 
     A prompt runs once for all of its continuations, and its next-token logits score their first tokens. The others are
     appended to the cache one after another, those of a batch together, and cropped off again.

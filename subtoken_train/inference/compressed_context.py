@@ -53,7 +53,7 @@ def context_batches(
     by_system: bool = False,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> tuple[Batch, list[texts.QuestionFrame]]:
-    """Contexts as one batch that a prefill takes, and the frames of their questions.
+    """Encode contexts as one batch that a prefill takes, and return the frames of their questions.
 
     ``system``: what the system says before each, None: what the chat template says by itself; ``by_system``: the
     contexts are what the system says.
@@ -134,7 +134,7 @@ class Questions:
 
 
 def questions_of(questions: Any, max_new_tokens: Any) -> Questions:
-    """Questions of one context (a list of texts), or of several (a list of such lists)."""
+    """Return the questions as lists, one for each context; a single context may come with a plain list of texts."""
     got = "none" if questions is None else type(questions).__name__
     whole = type(max_new_tokens) is int and max_new_tokens >= 1
     refuse(

@@ -32,7 +32,7 @@ from subtoken_train.view.view import ABSENT, TaskPlan, View
 def entries_for_bytes(
     allowed: float, shape: kv.KVShape, regions_BM: Tensor, competes_BM: Tensor, cut_BM: Tensor, budget: kv.KVBudget
 ) -> Tensor:
-    """Competing entries that may stay in a layer, int64 [B], beside all others, which stay.
+    """Return how many competing entries may stay in a layer, int64 [B], beside all others, which stay.
 
     ``allowed`` are bytes of a sample's whole prompt cache; ``regions_BM`` are PADDING where a row is no entry.
     """
@@ -59,7 +59,7 @@ def largest_choice(
     most_B: Tensor,
     allowed: float,
 ) -> list[Tensor]:
-    """A choice of entries that takes no more than the bytes, of as many entries as bisection finds, ``most_B`` at most.
+    """Find by bisection the choice of most entries, ``most_B`` at most, that takes no more than the bytes.
 
     ``choose`` returns what stays, per layer bool [B, h, M], when no layer of a sample may keep more than a number of
     competing entries, int64 [B]; None: as many as were counted.
@@ -194,7 +194,7 @@ class EvictionPass:
         first.scores_BhN = torch.where(replaced_B1M, scores_BhM, first.scores_BhN)
 
     def keep(self, masks: Sequence[Tensor | None] = (), layout: Layout = "contiguous") -> list[Tensor]:
-        """Entries that stay of the layers that were seen, each bool [B, h, M] (h = 1: one set for all heads).
+        """Return the entries that stay of the layers seen, each bool [B, h, M] (h = 1: one set for all heads).
 
         ``masks``: per layer the value groups of its rows, bool [B, M, S], None: all of them; empty where no layer
         routes.

@@ -49,7 +49,7 @@ class Ledger:
     entries: tuple[Entry, ...]
 
     def bytes_of(self, region: str | None = None, with_index: bool = True) -> int:
-        """Stored bytes of a region (None: of all), index bytes included unless told."""
+        """Return the stored bytes of a region (None: of all), index bytes included unless told."""
         chosen = [entry for entry in self.entries if region in (None, entry.region)]
         return sum(entry.payload_bytes + with_index * entry.index_bytes for entry in chosen)
 
@@ -59,7 +59,7 @@ class Ledger:
         return sum(entry_bytes(self.shape) * entry.tokens_before for entry in chosen)
 
     def fraction(self, region: str | None = None, with_index: bool = False) -> float:
-        """Retained KV of a region (None: of the whole cache); the paper's fraction leaves the index out."""
+        """Return a region's retained KV (None: of the whole cache); the paper's fraction leaves the index out."""
         dense = self.dense_bytes(region)
         return self.bytes_of(region, with_index) / dense if dense else 1.0
 
@@ -72,7 +72,7 @@ def nominal_ledger(
     kept_tokens: int | Sequence[int] | None = None,
     samples: int = 1,
 ) -> Ledger:
-    """The cache after prefill, as the budget promises it for ``visual`` and ``context``; other regions stay whole.
+    """Build the ledger after prefill that the budget promises for ``visual`` and ``context``; other regions stay whole.
 
     Args:
         region_tokens: tokens of each region before reduction, e.g. ``{"system": 5, "visual": 576, "query": 14}``.
@@ -129,7 +129,7 @@ class Anchor:
 def staged_anchor(
     shape: KVShape, tokens: int, layer_tokens: Sequence[int], keep_ratio: float, region: str = "visual"
 ) -> Anchor:
-    """A token-only arm of a ``region`` by what its layers hold."""
+    """Build a token-only arm of a ``region`` from what its layers hold."""
     ledger = nominal_ledger(shape, {region: tokens}, KVBudget(), 0, layer_tokens)
     return Anchor(tokens, tuple(layer_tokens), keep_ratio, ledger.fraction(region))
 
@@ -137,7 +137,7 @@ def staged_anchor(
 def solve_anchor(
     shape: KVShape, tokens: int, target: float | Fraction, cut_layer: int = 0, region: str = "visual"
 ) -> Anchor:
-    """The matched token-only anchor: the smallest token count whose bytes reach ``target`` of the region's KV."""
+    """Find the matched token-only anchor: the smallest token count whose bytes reach ``target`` of the region's KV."""
     ratio = ratio_above_cut(exact(target), shape.num_layers, cut_layer)
     kept = min(tokens, max(1, math.ceil(ratio * tokens)))
     layers = [tokens] * cut_layer + [kept] * (shape.num_layers - cut_layer)

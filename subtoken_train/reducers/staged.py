@@ -49,7 +49,7 @@ class DecoderReducer(Reducer, ABC):
 
     @abstractmethod
     def cuts(self, num_layers: int) -> tuple[int, ...]:
-        """Layers before which tokens leave, ascending."""
+        """Return the layers before which tokens leave, ascending."""
 
     def cut_layer(self, num_layers: int) -> int:
         return next(iter(self.cuts(num_layers)), 0)
@@ -59,7 +59,7 @@ class DecoderReducer(Reducer, ABC):
         """Decide which rows stay."""
 
     def raters(self, embeds_BND: Tensor, regions_BN: Tensor, prompt_BN: Tensor) -> Tensor | None:
-        """Rows whose attention later cuts read, chosen before layer 0 among ``prompt_BN``; None: they need none."""
+        """Choose, before layer 0, the rows of ``prompt_BN`` whose attention later cuts read; None: they need none."""
         return None
 
 
@@ -68,7 +68,7 @@ class RankedCuts(DecoderReducer):
 
     @abstractmethod
     def scores(self, view: View) -> Tensor:
-        """A score for every row, [B, M]; among visual tokens the highest stay."""
+        """Score every row, [B, M]; of the visual tokens the highest stay."""
 
     def cut(self, view: View) -> Cut:
         """The best visual tokens stay; a protected visual row stays, inside the budget."""
@@ -344,7 +344,7 @@ class FitPrune(StagedReducer):
 
 
 def attention_masses(view: View) -> tuple[Tensor, Tensor, Tensor]:
-    """Masses that visual rows, and text after the image, pay each row, [B, M] (largest head); where text is, [B]."""
+    """Average what visual rows, and text after them, pay each row, [B, M] (largest head); last: who has such text."""
     visual_BM = view.visual
     after_BM = view.prompt & ~visual_BM & (visual_BM.cumsum(-1) > 0)
     masses = []

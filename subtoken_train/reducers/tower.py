@@ -22,12 +22,12 @@ from subtoken_train.view.method import by_settings, setting
 
 
 def dominant_tokens(received_T: Tensor, count: int) -> Tensor:
-    """Indices [k] of the ``count`` tokens that receive the most attention, ascending; ties go to the lower index."""
+    """Return the indices [k] of the ``count`` tokens with most attention, ascending; ties go to the lower index."""
     return top_indices(received_T, count).sort().values
 
 
 def contextual_targets(rest: int, count: int) -> Tensor:
-    """Places [c] of the targets among the ``rest`` tokens: evenly spaced from the first (``count`` <= ``rest``)."""
+    """Space ``count`` targets evenly among the ``rest`` tokens, from the first; places [c] (``count`` <= ``rest``)."""
     return torch.arange(0, rest, max(1, rest // max(1, count)))[:count]
 
 
@@ -67,7 +67,7 @@ def zipped(
 
 
 def tile_shares(patches: list[int], kept: int) -> list[int]:
-    """``kept`` shared out over tiles by their patches (``kept`` <= all of them); roundings go to the first tiles."""
+    """Divide ``kept`` among tiles by their patches (``kept`` <= all of them); roundings go to the first tiles."""
     ends = [-(-kept * done // sum(patches)) for done in accumulate(patches, initial=0)]
     return [after - before for before, after in pairwise(ends)]
 
@@ -151,19 +151,19 @@ NEIGHBOURS = 32  # tokens that are added to each kept one
 
 
 def outliers(received_T: Tensor) -> int:
-    """Tokens whose attention is above Q3 + 1.5 (Q3 - Q1)."""
+    """Return the tokens whose attention is above Q3 + 1.5 (Q3 - Q1)."""
     values_T = received_T.double()
     low, high = values_T.quantile(0.25), values_T.quantile(0.75)
     return int((values_T > high + 1.5 * (high - low)).sum())
 
 
 def spread_step(share: float) -> int:
-    """Distance of the tokens that PruMerge+ takes for a share of outliers in (0, 1]."""
+    """Return the distance of the tokens that PruMerge+ takes for a share of outliers in (0, 1]."""
     return max(1, int(int(1 / share) / 3))
 
 
 def chosen_tokens(received_T: Tensor, best: int, step: int | None) -> Tensor:
-    """Indices [k]: the ``best`` in the order of their attention, then of every ``step``-th those that are new."""
+    """Return indices [k]: the ``best`` by attention, then every ``step``-th token that is not among them."""
     order_T = top_indices(received_T, len(received_T))
     if step is None:
         return order_T[:best]
@@ -189,7 +189,7 @@ def chosen_count(received_T: Tensor, count: int) -> Tensor:
 
 
 def merged_tokens(tokens_TC: Tensor, received_T: Tensor, keys_Td: Tensor, chosen_k: Tensor) -> Tensor:
-    """The chosen tokens, each with its neighbours (by cosine of keys) added, and the extra one, [k + 1, C]; in fp32."""
+    """Add to each chosen token its neighbours (by cosine of keys), and append the extra one, [k + 1, C]; in fp32."""
     states_TC, unit_Td = tokens_TC.float(), F.normalize(keys_Td.float(), dim=-1)
     weighted_TC = states_TC * received_T.float()[:, None]
     with torch.autocast(unit_Td.device.type, enabled=False):
@@ -289,7 +289,7 @@ class FasterVLM(TowerChoice):
 
 
 def important_and_distinct(tokens_TC: Tensor, received_T: Tensor, important: int, count: int) -> Tensor:
-    """Indices of ``count`` tokens of an image: so many by attention, the rest unlike each other."""
+    """Choose ``count`` tokens of an image: so many by attention, the rest unlike each other."""
     order_T = top_indices(received_T, len(received_T))
     best, others = order_T[:important], order_T[important:]
     if count == important:

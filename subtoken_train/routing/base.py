@@ -218,7 +218,7 @@ class RoutingConfig:
         return [name for name in names if getattr(self, name) != getattr(RoutingConfig, name)]
 
     def of_routers(self) -> list[str]:
-        """Settings away from their defaults that only learned routers have."""
+        """Return the settings that only learned routers have and that differ from their defaults."""
         return self._changed(_OF_ROUTERS)
 
     def without_router(self, selector: str) -> RoutingConfig:
@@ -261,4 +261,4 @@ class Selector(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, view: View) -> Tensor:
-        """Scores [B, N, S] in fp32; higher is kept. With gradient only for learned selectors."""
+        """Return scores [B, N, S] in fp32; higher is kept. With gradient only for learned selectors."""

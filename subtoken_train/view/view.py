@@ -235,21 +235,21 @@ class View:
         return self.key_BhNd.shape[2] - self.query_BHNd.shape[2]
 
     def attention_row(self, layer: int) -> Tensor:
-        """Head-mean attention of the row that ranks in a layer, [B, N] in fp32; at a cut, of the layer below alone."""
+        """Return the head-mean attention of a layer's ranking row, [B, N] in fp32; at a cut, of the layer below."""
         if "scout" in vars(self):
             return self.scout(layer)
         assert layer == self.layer - 1
         return attention_paid(self.blocks(self.ranking))
 
     def rows(self, index_BW: Tensor, keys_BN: Tensor | None = None) -> Tensor:
-        """Attention of chosen rows, see ``attention_rows``; over all they see unless ``keys_BN`` says otherwise."""
+        """Return the attention of chosen rows, see ``attention_rows``, over all they see or over ``keys_BN`` alone."""
         self._check_declared("rows()", "rows")
         index_BW = torch.where(index_BW < self._first, -1, index_BW - self._first) if self._first else index_BW
         states = self.query_BHNd, self.key_BhNd, index_BW, self._visible(keys_BN), self.scale
         return attention_rows(*states, self._first, self.reach)
 
     def blocks(self, rows_BN: Tensor, keys_BN: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Attention of all marked rows, a block at a time, see ``attention_blocks``."""
+        """Yield the attention of all marked rows, one block at a time, see ``attention_blocks``."""
         if "attention" in vars(self):
             return self.attention(rows_BN)
         first, found = self._first, attention_blocks(*self._asking(rows_BN, keys_BN))
@@ -262,7 +262,7 @@ class View:
         weight_BN: Tensor | None = None,
         largest: bool = False,
     ) -> Tensor:
-        """Attention that each entry receives from all marked rows, [B, H, N], see ``attention_received``.
+        """Return the attention that each entry receives from all marked rows, [B, H, N], see ``attention_received``.
 
         ``rows_BN`` is None: from the rows of a second pass's task, which see each other, too.
         """
@@ -286,23 +286,23 @@ class View:
         return self.entries_BN if found is None else found
 
     def key_norms(self) -> Tensor:
-        """Euclidean norms of the keys, [B, h, N] in fp32."""
+        """Return the Euclidean norms of the keys, [B, h, N] in fp32."""
         self._check_declared("key_norms()", "key_norms")
         norms: Tensor = self.key_BhNd.float().norm(dim=-1)
         return norms
 
     def value_norms(self) -> Tensor:
-        """Euclidean norms of the cached values, [B, h, N] in fp32."""
+        """Return the Euclidean norms of the cached values, [B, h, N] in fp32."""
         self._check_declared("value_norms()", "value_norms")
         norms: Tensor = self.value_BhNd.float().norm(dim=-1)
         return norms
 
     def unrotated_queries(self) -> Tensor:
-        """Queries as they were before the rotary embedding, [B, H, N, d] in fp32."""
+        """Return the queries as they were before the rotary embedding, [B, H, N, d] in fp32."""
         return self.rotate(self.position).turn_back(self.query_BHNd)
 
     def unrotated_keys(self) -> Tensor:
-        """Keys likewise, [B, h, N, d] in fp32."""
+        """Return the keys as they were before the rotary embedding, [B, h, N, d] in fp32."""
         return self.rotate(self.position).turn_back(self.key_BhNd)
 
     def viewers(self) -> Tensor:
@@ -312,7 +312,7 @@ class View:
         return self.entries_BN.flip(-1).cumsum(-1).flip(-1)
 
     def head_mean(self, scores_BhN: Tensor) -> Tensor:
-        """Mean of a token's scores over its sample's key-value heads; one that let it go counts 0."""
+        """Average a token's scores over its sample's key-value heads; a head that dropped the token counts 0."""
         if self.heads == 1:
             return scores_BhN.mean(1, keepdim=True)
         by_sample = (len(scores_BhN) // self.heads, -1)
@@ -322,7 +322,7 @@ class View:
         return total_BP.gather(1, place_BM).view_as(scores_BhN) / self.heads
 
     def window(self, count: int | Tensor) -> Tensor:
-        """The last ``count`` entries (a number, or [B, 1]), bool [B, N]; where anything follows the scope, of that."""
+        """Mark the last ``count`` entries (a number, or [B, 1]), bool [B, N]; of those after the scope, if any."""
         following_BN = self.entries_BN & (self.in_scope_BN.flip(-1).cumsum(-1).flip(-1) == 0)
         rows_BN = torch.where(following_BN.any(-1, keepdim=True), following_BN, self.entries_BN)
         return last_marked(rows_BN, count)
@@ -334,7 +334,7 @@ class View:
         return order_BN.gather(1, slot_BW.clamp(min=0)).masked_fill(slot_BW < 0, -1)
 
     def among(self, entries_BN: Tensor) -> tuple[View, Tensor]:
-        """A task looking at some entries alone (others are padding), and their places, int64 [B, C], else 0."""
+        """Return a view of some entries alone (others are padding), and their places, int64 [B, C], else 0."""
         length, reach = self.regions_BN.shape[1], self.reach
         index_BC, valid_BC = kept_index(entries_BN & self.entries_BN, pad_left=False)
         states = self.key_BhNd, self.value_BhNd
