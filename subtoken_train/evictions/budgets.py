@@ -26,6 +26,18 @@ def competing_counts(candidates: Candidates) -> Tensor:
     return torch.stack([competes_BN.sum(-1) for competes_BN in candidates.competes_LBN])
 
 
+def divided(weight_LB: Tensor, candidates: Candidates, least: float = 0.0) -> Tensor:
+    """The whole budget divided by weights; a layer keeps the share ``least`` of its entries, and one at least."""
+    budget_LB, most_LB = candidates.budget_LB, competing_counts(candidates)
+    least_LB = torch.minimum((least * most_LB).long(), budget_LB).clamp(min=1)
+    return divide_budget(weight_LB, budget_LB.sum(0), least_LB, most_LB)
+
+
+def claims(scores: list[Scores]) -> Tensor:
+    """Claims of the layers, fp32 [L, B]."""
+    return torch.stack([each.weight_B for each in scores if each.weight_B is not None])
+
+
 def protected_counts(scores: list[Scores], candidates: Candidates) -> Tensor:
     """Entries that compete and are protected, int64 [L, B]."""
     layers = zip(scores, candidates.competes_LBN, strict=True)
@@ -111,15 +123,10 @@ def counts_of_pool(scores: list[Tensor], candidates: Candidates, pool: Pool, low
         return candidates.budget_LB
     if pool == "global":
         return pooled_head_counts(scores, candidates, lower_bound)
-    layers = zip(scores, candidates.regions_LBN, candidates.competes_LBN, candidates.budget_LB, strict=True)
-    return torch.cat(
-        [
-            pooled_head_counts(
-                [each], Candidates([regions_BN], [competes_BN], budget_B[None], heads=candidates.heads), lower_bound
-            )
-            for each, regions_BN, competes_BN, budget_B in layers
-        ]
-    )
+    regions, competes, heads = candidates.regions_LBN, candidates.competes_LBN, candidates.heads
+    budgets = candidates.budget_LB[:, None].unbind(0)
+    alone = [Candidates([x], [y], own, heads=heads) for x, y, own in zip(regions, competes, budgets, strict=True)]
+    return torch.cat([pooled_head_counts([x], own, lower_bound) for x, own in zip(scores, alone, strict=True)])
 
 
 def protected_first(scores: Scores) -> Tensor:

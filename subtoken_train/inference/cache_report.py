@@ -39,8 +39,7 @@ class CacheReport:
         nominal_fraction: retained share of the compressed region (visual or context) that reducer, routers and key
             channels promise, before an eviction.
         payload_bytes: keys and values of what is packed, measured; index_bytes: what finds the stored pieces.
-        tail_bytes: what came after the prompt (or after the last eviction), in full.
-        slack_bytes: room that the tail holds in advance: of an answer's tokens that did not come, else of at most 64.
+        tail_bytes: what came after the prompt (or after the last eviction), in full; slack_bytes: its spare room.
         dense_bytes: an uncompressed cache of the same prompts and tail.
         plan_bytes: ids, regions and plan of the prompts, which are held beside the cache.
         statistics_bytes: notes of an eviction while decoding: stored entries, the method's own, the last queries.
@@ -48,8 +47,7 @@ class CacheReport:
         evictions: how often generated tokens were evicted; ``ledger`` says what the prompt's own eviction left.
         unread_bytes: of ``payload_bytes``, what one new token does not read: 0 unless pages are chosen in every step.
         shares: under a threshold the retained share of each prompt's compressed region; empty elsewhere.
-        kept_entries: share of the compressed region's entries, over layers and heads, that an eviction left; None:
-            none.
+        kept_entries: share of the region's entries, over layers and heads, that an eviction left; None: no eviction.
         kv_dtype: of the stored prompt.
         way: how an answer was decoded on a GPU, in words: captured in a graph, or step by step, and why.
     """
@@ -201,9 +199,8 @@ class Measured:
         region_bytes: its compressed region (visual or context) with all indices, ``index_bytes`` of them; 0: no region.
         entries_before: (token, layer) entries of the region; entries_after: those that any head keeps.
         values_after: their stored values, a layer's stored mean among them, in whole ones, rounded to 4 places.
-        kept_visual: visual tokens that the last layer keeps, a bit each, in hexadecimal, the first token highest, zeros
-            at the end. None without visual tokens, and where they are merged into tokens without a place (VisionZip on
-            LLaVA).
+        kept_visual: visual tokens that the last layer keeps, a bit each, in hexadecimal, the first token highest; None
+            without visual tokens, and where they are merged into tokens without a place (VisionZip on LLaVA).
         emptied: region -> layers that keep nothing of it.
         unread_bytes: of ``kv_bytes``, what one new token does not read; seconds are the batch's, over ``batch_size``.
     """

@@ -337,14 +337,12 @@ def compression_of(settings: CompressionSettings, beside: Collection[str] = ()) 
         keep = given.pop("eviction_keep")
         given |= written_keep(keep) if isinstance(keep, str | Mapping) else {"keep": keep}
     method, options, every = (given.pop(name, None) for name in ("eviction", "eviction_options", "eviction_every"))
-    if options and not isinstance(method, str):
-        why = "need an eviction, for instance eviction='snapkv'"
-        if isinstance(method, Eviction):
-            why = f"go with a name; {method.name} is built, with settings of its own"
-        raise ValueError(f"eviction_options={options!r} {why}")
+    built = isinstance(method, Eviction) and f"go with a name; {method.name} is built, with settings of its own"
+    why = built or "need an eviction, for instance eviction='snapkv'"
+    refuse((options and not isinstance(method, str), f"eviction_options={options!r} {why}"))
     method = build_eviction(method, **(options or {})) if isinstance(method, str) else method
-    if not isinstance(method, Eviction | None):
-        raise ValueError(f"eviction is of type {type(method).__name__}; give a name, or what build_eviction returns")
+    kind = f"eviction is of type {type(method).__name__}; give a name, or what build_eviction returns"
+    refuse((not isinstance(method, Eviction | None), kind))
     return Compression(method, every=every, **given)
 
 

@@ -126,8 +126,8 @@ class EvictionPass:
     """The observer of one prompt pass: scores layer after layer, then says what stays.
 
     ``again_B`` marks the samples whose entries a second pass scores, ``tasks`` are its rows. ``budgets`` are, per layer
-    that was kept, what competed (bool [B, M]) and how much of it may stay (int64 [B]). ``reducer``: a matched anchor's
-    says what its arm keeps. ``groups``: what a routed entry stores, for a budget in bytes; None: whole entries.
+    that was kept, what competed (bool [B, M]) and how much of it may stay (int64 [B]). ``groups``: what a routed entry
+    stores, for a budget in bytes; None: whole entries.
     """
 
     def __init__(
@@ -212,9 +212,8 @@ class EvictionPass:
             capped, real = (budget, exact) if most_B is None else (budget.minimum(most_B), exact.minimum(most_B))
             for i, layer in enumerate(order if self.lasting else ()):
                 own = self.lasting[layer]
-                own.competes_BM, own.budget_B, own.carried = competes[i], capped[i], scores[i].carried
-                if self.compression.unit == "tokens":  # of a short prompt, more than it has
-                    own.budget_B = whole[i]
+                own.competes_BM, own.carried = competes[i], scores[i].carried
+                own.budget_B = whole[i] if self.compression.unit == "tokens" else capped[i]  # more than a prompt has
             self.budgets.update(zip(order, zip(competes, capped, strict=True), strict=True))
             return self._kept(scores, Candidates(regions, competes, capped, real))
 
@@ -252,10 +251,9 @@ class EvictionPass:
             own.append((read(found.scores_BhN).cpu(), in_scope_BM.cpu(), older_BM.cpu()))
         prompts = []
         for place in range(len(self.again_B)):
-            scores = [scores_BhM[place][:, older_BM[place]].flatten() for scores_BhM, _, older_BM in own]
+            scores = torch.cat([scores_BhM[place][:, older_BM[place]].flatten() for scores_BhM, _, older_BM in own])
             total = sum(int(in_scope_BM[place].sum()) * scores_BhM.shape[1] for scores_BhM, in_scope_BM, _ in own)
-            if total:
-                prompts.append(ScoredPrompt(torch.cat(scores), total - sum(map(len, scores))))
+            prompts += [ScoredPrompt(scores, total - len(scores))] if total else []
         return prompts
 
     def forget(self) -> None:

@@ -133,7 +133,7 @@ class ModelPool:
         return self._family
 
     def _load(self, source: BackboneConfig, reducer: Reducer) -> Family:
-        """Read the weights; pools that lay models out, or draw them, override it."""
+        """Read the weights; some pools lay models out, or draw them."""
         free = free_memory() if self._spreads else []
         memory = None if len(free) < 2 else spread_memory(layout_family(source), source, free)
         return load_family(source, reducer, memory)

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from subtoken_train.functional.gather import rank_candidates
 from subtoken_train.functional.masks import top_indices
-from subtoken_train.reducers.staged import Cut, StagedReducer
+from subtoken_train.reducers.staged import Cut, StagedReducer, average_too_low
 from subtoken_train.types import Region
 from subtoken_train.view.method import setting
 from subtoken_train.view.view import View
@@ -136,10 +136,7 @@ class SparseVLM(StagedReducer):
             if low < average <= high:
                 part = (average - low) / (high - low)
                 return [part * x + (1 - part) * y for x, y in zip(more, less, strict=True)]
-        raise ValueError(
-            f"sparsevlm: keep_ratio={self.keep_ratio:g} is the average over layers, and the first {cuts[0]} of "
-            f"{num_layers} layers hold every token and make {cuts[0] / num_layers:.2%} alone; raise it"
-        )
+        raise average_too_low(self, cuts[0], num_layers, "raise it")
 
     def raters(self, embeds_BND: Tensor, regions_BN: Tensor, prompt_BN: Tensor) -> Tensor:
         raters_BN = torch.zeros_like(prompt_BN)

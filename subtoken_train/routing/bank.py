@@ -155,9 +155,8 @@ class RouterBank(nn.Module):
     """One selector per decoder layer, with its value gate; ``attach`` hooks them to the value projections.
 
     A dropped group reads as zero or, with the fill ``mean`` (ours), as the mean of the sample's routed tokens in that
-    layer. Routing, and the norms that choose, then act on what is left of a value, v' = mu + f * (v - mu). Choice,
-    straight-through sigmoid, balance loss and gate all read the sum of logits and score prior. Where K = S nothing is
-    chosen, and the gate's gradient is exact.
+    layer: v' = mu + f * (v - mu), and the norms that choose are then of v - mu. Choice, straight-through sigmoid,
+    balance loss and gate all read the sum of logits and score prior. Where K = S the gate's gradient is exact.
     """
 
     def __init__(self, config: RoutingConfig, hidden_size: int, shape: KVShape) -> None:

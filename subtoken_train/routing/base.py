@@ -122,6 +122,8 @@ class RoutingConfig:
         check_word("byte_pool", self.byte_pool, get_args(BytePool))
         check_share("byte_share", self.byte_share)
         groups, heads = self.num_groups, shape.num_kv_heads
+        spans = self.layout != "contiguous" or groups % heads
+        other = self.warm_start is not None and self.selector != "linear"
         near = ", ".join(str(each * heads) for each in (1, 2, 4, 8) if not shape.head_dim % each)
         own = f"lets every key-value head keep groups of its own, but {self.layout} groups, num_groups={groups}, span"
         asks = "query_conditioned" if self.query_conditioned or self.selector == "bilinear" else None
@@ -131,15 +133,9 @@ class RoutingConfig:
         blind = f"byte_pool 'all' chooses before the question is read, which {asks} reads"
         refuse(
             (self.kept_groups != groups, f"budget 'bytes' {budget}: set kept_groups to num_groups, {groups}"),
-            (
-                self.layout != "contiguous" or groups % heads,
-                f"budget 'bytes' {own} the {heads} heads: use contiguous groups, as many as {near}",
-            ),
+            (spans, f"budget 'bytes' {own} the {heads} heads: use contiguous groups, as many as {near}"),
             (self.fill != "zero", f"fill {self.fill!r} is not stored under budget 'bytes': leave fill out"),
-            (
-                self.warm_start is not None and self.selector != "linear",
-                f"{nets}: use 'linear', or leave warm_start out",
-            ),
+            (other, f"{nets}: use 'linear', or leave warm_start out"),
             (self.byte_pool == "all" and asks, f"{blind}: use byte_pool 'layer', or a router without it"),
         )
 
@@ -147,26 +143,20 @@ class RoutingConfig:
         check_share("byte_share", self.byte_share)
         names = (*_OF_ROUTERS, "fill", "byte_pool", "sinks", "warm_start")
         groups = f"num_groups={self.num_groups} and kept_groups={self.kept_groups}"
+        reads = "budget 'delayed' trains gates on what a layer reads, not selector"
         refuse(
             (self.num_groups != 1, f"budget 'delayed' keeps or drops whole entries, not {groups}: set both to 1"),
             *((True, f"budget 'delayed' has no use for {name}: leave it out") for name in self._changed(names)),
-            (
-                self.selector not in ("linear", "mlp"),
-                f"budget 'delayed' trains gates on what a layer reads, not selector {self.selector!r}: use 'linear' or "
-                "'mlp'",
-            ),
+            (self.selector not in ("linear", "mlp"), f"{reads} {self.selector!r}: use 'linear' or 'mlp'"),
         )
 
     def _check_delay(self, tokens: int) -> None:
         held, share = min(self.window, tokens), int(exact(self.byte_share) * tokens)
         delay = f"budget 'delayed': the delay, window {self.window:,},"
+        more = f"holds more entries of every head than byte_share {self.byte_share:.6g} of {tokens:,} tokens, {share:,}"
         refuse(
             (held == tokens, f"{delay} is no shorter than the context of {tokens:,} tokens, so no entry would go"),
-            (
-                held > share,
-                f"{delay} holds more entries of every head than byte_share {self.byte_share:.6g} of {tokens:,} tokens, "
-                f"{share:,}: raise byte_share, or lower window",
-            ),
+            (held > share, f"{delay} {more}: raise byte_share, or lower window"),
         )
 
     def closed_target(self, progress: float) -> float:
