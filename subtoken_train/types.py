@@ -101,10 +101,6 @@ class KeyTurn:
         """Bytes of all samples."""
         return sum(part.nbytes for part in vars(self).values())
 
-    def select(self, samples: Tensor) -> KeyTurn:
-        """The turn of some samples."""
-        return KeyTurn(**{name: part[samples] for name, part in vars(self).items()})
-
 
 @dataclass
 class CutKeys:
@@ -122,11 +118,6 @@ class CutKeys:
         """Channels that stay of a cut key."""
         return int(self.channels_Bhd[0, 0].sum())
 
-    def select(self, samples: Tensor) -> CutKeys:
-        """The cut of some samples."""
-        turn = None if self.turn is None else self.turn.select(samples)
-        return CutKeys(self.entries_BN[samples], self.channels_Bhd[samples], turn)
-
 
 @dataclass
 class LayerPlan:
@@ -139,13 +130,6 @@ class LayerPlan:
     rows_BN: Tensor | None = None  # row of the prompt's pass that each came from, int64; None: the entry's number
     cut_keys: CutKeys | None = None  # None: every key is whole
     filled: bool = False  # pieces that are not stored read as a stored value vector per sample, of the whole width
-
-    def select(self, samples: Tensor) -> LayerPlan:
-        """The plan of some samples (int64 numbers, or bool marks), in their order."""
-        masks = self.group_mask_BNS, self.heads_BNh, self.rows_BN
-        groups, heads, rows = (None if part is None else part[samples] for part in masks)
-        cut = None if self.cut_keys is None else self.cut_keys.select(samples)
-        return LayerPlan(self.entries_BN[samples], groups, heads, rows, cut, self.filled)
 
 
 @dataclass

@@ -38,10 +38,9 @@ class PackedCache(Cache):  # type: ignore[misc]
 
     Attributes:
         next_position: position id of the next token, [B, 1] or (mRoPE) [3, B, 1]; None before a prompt.
-        origin_B: prompt of each sample's packed entries: reordering beams of one moves the tails only, unless there is
-            an evictor.
+        origin_B: prompt of each sample's packed entries; reordering beams of one moves the tails only.
         shape: ``OneShape`` that holds it, while its steps have one; None: they do not.
-        expected: tokens that an answer may still have, as far as it is known; of a few, none is captured.
+        expected: tokens that an answer may still have, as far as it is known.
         way: how its last answer was decoded, in words; empty where there is one way.
         appends: whether layers may append now: only while this package's own steps run.
     """

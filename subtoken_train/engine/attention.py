@@ -1,7 +1,7 @@
 """The attention of a compressed language model, registered with transformers, and the context split that it runs.
 
-One function per implementation that it wraps (``subtoken_sdpa``, ...). A prompt's pass runs that, or the context split,
-and then shows rotated queries, keys and values to its observer; decoding reads packed storage.
+A prompt's pass runs the implementation that it wraps, or the context split, and then shows rotated queries, keys and
+values to its observer; decoding reads packed storage.
 
 The context split: context rows attend to all context before them, with whole values; later rows see the kept context
 tokens only, with routed values, and each other. Which tokens stay is decided per layer.

@@ -57,13 +57,11 @@ def divide_budget(weight_LB: Tensor, total_B: Tensor, least_LB: Tensor, most_LB:
     """Divide ``total_B`` entries between layers by weight, int64 [L, B].
 
     Every layer gets ``factor * weight``, but not less than ``least_LB`` and not more than ``most_LB``; the factor is
-    the one that spends the total, so what one layer cannot take goes to the others by their weights. Rounded down, and
-    the missing entries go to the largest remainders, ties to the lower layer. In float64 on the CPU: a batch has few of
-    these numbers, and not every device has float64.
+    the one that spends the total. Rounded down, and the missing entries go to the largest remainders, ties to the lower
+    layer. In float64 on the CPU: not every device has float64.
 
     Args:
-        weight_LB: 0 or more, finite; all 0 in a sample counts as all equal, and layers of weight 0 share equally what
-            no other layer can take.
+        weight_LB: 0 or more, finite; layers of weight 0 share equally what no other layer can take.
         total_B: int64; less than the sum of ``least_LB`` spends that sum instead, more than that of ``most_LB`` that.
         least_LB: entries that a layer gets in any case, int64; ``most_LB`` where that is less.
         most_LB: entries that a layer can take, int64.
@@ -103,9 +101,8 @@ def pooled_head_counts(
 ) -> Tensor:
     """Entries per layer and head, int64 [L, B, h], from one pool of all heads of all layers.
 
-    The budget of a layer is that of each of its heads, unless ``total_B`` of all heads together is given. While tokens
-    are decoded, heads of a sample may be rows of the batch (``Candidates.heads``), in what is returned too. Unless
-    ``lower_bound`` (see ``pooled_counts``) is 0, every head keeps one at least.
+    The budget of a layer is that of each of its heads, unless ``total_B`` of all heads together is given. Heads of a
+    sample may be rows of the batch (``Candidates.heads``). Unless ``lower_bound`` is 0, every head keeps one at least.
     """
     rows, kv_heads = scores[0].shape[:2]
     heads = candidates.heads * kv_heads

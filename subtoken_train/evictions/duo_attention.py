@@ -56,7 +56,7 @@ class DuoAttention(Eviction):
     Attributes:
         calibration: file of the heads' alphas; None: read off every prompt.
         sinks: first entries of the prompt that a streaming head keeps; None: as the calibration was made, else 128.
-        recent: last competing entries that it keeps; None: as the calibration was made, else 256.
+        recent: last competing entries that it keeps; None: likewise, else 256.
     """
 
     name: ClassVar[str] = "duo_attention"
@@ -77,7 +77,6 @@ class DuoAttention(Eviction):
         return sinks if self.sinks is None else self.sinks, recent if self.recent is None else self.recent
 
     def score(self, view: View) -> Scores:
-        """Later entries score higher, the sinks are protected; the heads' alphas are noted, ``alpha`` [B, h]."""
         sinks, recent = self.streaming
         place_BN, heads = view.entries_BN.cumsum(-1), view.key_BhNd.shape[1]
         if self.calibrated is None:

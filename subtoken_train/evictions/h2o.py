@@ -63,7 +63,6 @@ class H2O(Eviction):
         return Scores(scores_BhN, torch.zeros_like(entries_BN), notes=notes, carried=sums)
 
     def at_budget(self, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
-        """Protect the recent window; a last row that is in scope is one of the budget's entries, and of the window."""
         count_B = layer_count(count_Bh) + (scores.notes["in_scope"] & ~competes_BN).sum(-1)
         if isinstance(self.window, int) and self.window:
             recent_B = torch.full_like(count_B, self.window)
@@ -109,8 +108,8 @@ class MEDA(LookM):
     budget. Entries are chosen by LOOK-M, and merged by a plain mean (the merge ``average``).
 
     A reconstruction from the abstract and a function of the release that nothing calls: each softmax runs over the
-    other kind alone, wherever it stands. What the release runs takes the entropy of the whole causal attention, clips
-    shares and loses the rest, and keeps all text; here the budget is exact. Prompts without an image are refused.
+    other kind alone. What the release runs takes the entropy of the whole causal attention. Prompts without an image
+    are refused.
     """
 
     name: ClassVar[str] = "meda"

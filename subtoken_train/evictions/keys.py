@@ -29,7 +29,7 @@ class StreamingLLM(Eviction):
     the last of what competes. KVCache-Factory's class of that name fixes the window: ``sinks`` = capacity - window.
 
     Attributes:
-        sinks: first entries that always stay, inside the budget; a budget no larger leaves only sinks, the latest.
+        sinks: first entries that always stay, inside the budget.
     """
 
     name: ClassVar[str] = "streaming_llm"
@@ -47,8 +47,7 @@ class StreamingLLM(Eviction):
 class RandomEviction(Eviction):
     """Control: entries at random, in every layer and head anew.
 
-    Scores are a hash of (seed, layer, head, place among the sample's entries), the same in every run and any batch; two
-    prompts of the same length keep the same places.
+    Scores are a hash of (seed, layer, head, place among the sample's entries), the same in every run and any batch.
 
     Attributes:
         seed: which random choice.
@@ -71,7 +70,7 @@ class KNorm(Eviction):
     """Key norm (Devoto et al., 2024): entries whose keys are short stay.
 
     Source: "A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression". The paper leaves the first layers
-    whole, and protects nothing either.
+    whole.
     """
 
     name: ClassVar[str] = "knorm"
@@ -119,7 +118,7 @@ class LagKV(Eviction):
     of kvpress 0.5.4. After the sinks the prompt is cut into partitions. The smallest and the largest value of each
     channel in the *next* partition are 0 and 1 for this one's keys and values; an entry's spread over the channels,
     softmax within the partition, mean of key and value, is ranked there. The last whole partition and what follows it
-    stay; with fewer than two partitions the latest entries do. A channel that is constant there is left out.
+    stay. A channel that is constant in the next partition is left out.
 
     Attributes:
         sinks: first entries of the prompt that always stay, inside the budget.
@@ -300,7 +299,6 @@ class Compactor(Eviction):
     seed: int = setting(0, 0, 1 << 32)
 
     def score(self, view: View) -> Scores:
-        """The attention part, [B, h, N], plus the leverage part (note ``leverage``) where ``blending`` is given."""
         place_BN = view.entries_BN.cumsum(-1)
         inner_BN = (place_BN > self.sinks) & (place_BN <= view.entries_BN.sum(-1, keepdim=True) - self.last)
         inner_BN = inner_BN & view.entries_BN

@@ -65,10 +65,9 @@ class KVzip(PooledBudget):
     Attributes:
         chunk: tokens of the context that are repeated at a time; the original has 2,000, kvpress 2,048.
         sinks: first entries of the prompt that every task sees beside its chunk.
-        level: ``token`` keeps the best entries; ``head`` the best heads, by their best entry, each whole as long as the
-            budget lasts.
+        level: ``token`` keeps the best entries; ``head`` the best heads, by their best entry, each whole.
         pool: what shares a budget: ``global`` all layers and heads (the paper), ``layer`` the heads of a layer
-            (kvpress's ``layerwise``), ``head`` each head for itself (the original's ``uniform``).
+            (kvpress's ``layerwise``), or each ``head`` (the original's ``uniform``).
         lower_bound: entries that every head keeps, where it has them; 0, as in the releases, may leave a head none.
     """
 

@@ -86,13 +86,12 @@ class QuestSteps(Eviction):
 
     Source: "Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference" (Tang et al., 2024), sections
     3.2-3.4, and its code. The smallest and largest value of each key channel in a page bound the logits of its entries;
-    the pages with the largest bounds are read, in the first layers everything.
+    the pages with the largest bounds are read.
 
     **No bytes are freed**: ``eviction_keep`` is the share (or number) of the entries in scope that a step reads, and
     the page index comes on top of the full cache. The reducer ``quest`` chooses pages once and drops the others. Pages
     are chosen per key-value head, by the mean of its query heads' bounds. Pages that hold an entry out of scope, the
-    last page and what was generated since are always read; the budget is rounded down to pages; tokens that are not
-    decoded one by one read everything. It does not go with value groups.
+    last page and what was generated since are always read. It does not go with value groups.
 
     Attributes:
         page_size: entries of a page.
@@ -198,16 +197,16 @@ class ExpectedAttention(Eviction):
 
     Source: "Expected Attention: KV Cache Compression by Estimating Attention from Future Queries Distribution"
     (2510.00636), in the form of kvpress 0.5.4. Queries before their rotary embedding are taken to be normal, with the
-    mean and the covariance of the prompt's own (a question's among them). Turned by the mean rotation of the next
-    ``future`` positions, they give an entry's expected exp(q.k) in closed form; its share among all entries, mean over
-    a group, times the norm of its value, is the score.
+    mean and the covariance of the prompt's own. Turned by the mean rotation of the next ``future`` positions, they give
+    an entry's expected exp(q.k) in closed form; its share among all entries, mean over a group, times the norm of its
+    value, is the score.
 
     Attributes:
         future: positions after the prompt whose mean rotation the queries get.
         sinks: first entries of the prompt that always stay, inside the budget, and count in no statistic.
         covariance: of the queries, counts; otherwise their mean alone.
         value_norm: scores are multiplied by the norm of the value.
-        epsilon: added to the expected attention before that; it does nothing where ``value_norm`` is off.
+        epsilon: added to the expected attention before that.
     """
 
     name: ClassVar[str] = "expected_attention"
@@ -270,9 +269,9 @@ DISTANCES = 17  # from 1 to 65,536
 
 @dataclass(frozen=True)
 class QueryCentres(CalibratedNumbers):
-    """Queries of every layer and query head before their rotary embedding, each [L, H, d].
+    """Mean of the queries of every layer and query head before their rotary embedding, [L, H, d].
 
-    ``mean``: their mean. ``length``: mean length of the pair that a channel is turned in, at both of its channels.
+    ``length``: mean length of the pair that a channel is turned in, at both of its channels.
     """
 
     mean: list[list[list[float]]]
@@ -312,7 +311,7 @@ class TriAttention(Eviction):
     around one centre, which ``subtoken-train calibrate triattention`` finds; the logit of an entry at a distance is
     then a sum of cosines, one per frequency. Its mean over the distances 1, 2, 4, ... after the next position, plus,
     per frequency, the key's length times what the queries' mean length is above their mean's, is the score. A query
-    head's scores are standardised, a group's largest counts. One set for all heads or layers is not offered.
+    head's scores are standardised, a group's largest counts.
 
     Attributes:
         calibration: file of the mean queries; needed.

@@ -202,7 +202,6 @@ class CAKE(Windowed):
     tau2: float = setting(1.0, 1 / MOST, MOST)
 
     def score(self, view: View) -> Scores:
-        """The indicator of every entry before the window, [B, h, N]; the weight is the logarithm of the preference."""
         window_BN, index_BW = window_rows(view, self.window)
         rows_BHWN = view.rows(index_BW)
         there_BW = rows_BHWN[:, 0].sum(-1) > 0  # while tokens are decoded, some queries of a window may be gone
@@ -287,7 +286,6 @@ class HeadKV(SnapKV):
         self.read_numbers()
 
     def score(self, view: View) -> Scores:
-        """SnapKV's scores, [B, h, N]; the heads' calibrated ones are noted, ``head`` [B, h] or [R, c]."""
         found = super().score(view)
         rows, heads = found.scores_BhN.shape[:2]
         own = torch.tensor(self.read_numbers().score[view.layer], device=found.scores_BhN.device)

@@ -37,8 +37,8 @@ class AirCache(Eviction):
     Attributes:
         alpha: a text token is elite if the last one attends to it by this share of its largest attention (equation 5):
             0 takes all text, 1 the best alone.
-        window: who observes the visual tokens: ``elite`` text; the ``last`` ``window_size`` text tokens; all ``text``;
-            the last ``window_size`` ``visual`` tokens.
+        window: who observes the visual tokens: ``elite`` text, all ``text``, or the last ``window_size`` tokens of the
+            text (``last``) or of the image (``visual``).
         window_size: tokens of a ``last`` or ``visual`` window (the paper: 16 or 32).
         budgets: how layers share: by ``both`` strength and skewness or one of them, ``uniform``, or as a ``pyramid``.
     """
@@ -209,10 +209,10 @@ class TGVKV(Eviction):
     Attributes:
         released: as the code has it: weights only from text after the images; all between the first and the last visual
             entry is one block; the first four entries and the last stay; removals are rounded layer by layer.
-        budgets: what a layer's share of the total is measured by: the attention that text pays to vision (``TV``),
-            vision to vision (``VV``) or text to text (``TT``); or ``uniform``, each layer its own budget.
-        importance: ``TV+TT``: vision by the text that looks at it, weighted (TWR), and text by text. ``VV+TT``: each by
-            the attention of its own kind. ``window``: all by the last ``window_size`` rows. ``self``: all by all rows.
+        budgets: what a layer's share is measured by: the attention of text to vision (``TV``), vision to vision
+            (``VV``) or text to text (``TT``); or ``uniform``.
+        importance: ``TV+TT``: vision by the text that looks at it, weighted (TWR), and text by text; ``VV+TT``: each by
+            its own kind; all by the last ``window_size`` rows (``window``) or by all rows (``self``).
         window_size: rows of a ``window``.
         first: ``text`` before any visual entry (TPR), ``vision`` before any text, or both by ``score`` alone.
     """

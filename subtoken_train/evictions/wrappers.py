@@ -79,7 +79,7 @@ class LearnedBudgets(Wrapper):
     """LKV: every head keeps the share of all entries that was learned for it.
 
     Source: "LKV" (arXiv 2605.06676), its budgets per head alone; no code of it was found. ``subtoken-train calibrate
-    lkv`` learns them on a method's scores. What a head, which keeps one entry at least, cannot take goes to the others.
+    lkv`` learns them on a method's scores.
 
     Attributes:
         calibration: file of the heads' shares; needed.
@@ -209,12 +209,11 @@ class CriticalKV(Wrapper):
     Algorithm 1, and kvpress 0.5.4. The first half of a head's budget goes to the base's best entries, the rest to the
     best by (score + epsilon) times the L1 norm of W_o v, mean over a group's query heads (over all heads where they
     share a set). With ``ada`` inside or around, halves are of each head's own count (the paper's CriticalAdaKV). As
-    released, negative scores (knorm, keydiff) are multiplied too. Epsilon is meant for mean attention (``snapkv.rows:
-    mean``).
+    released, negative scores (knorm, keydiff) are multiplied too.
 
     Attributes:
         first_share: share of the budget that stage 1 takes, in [0, 1]; 1 is the base.
-        epsilon: added to scores in stage 2, 0 or more: entries without attention go by their norm alone.
+        epsilon: added to scores in stage 2, 0 or more; meant for mean attention (``snapkv.rows: mean``).
     """
 
     name: ClassVar[str] = "critical"
@@ -230,7 +229,6 @@ class CriticalKV(Wrapper):
         refuse((chunks, f"critical weighs entries and chunk ranks chunks of them; {instead}"))
 
     def score(self, view: View) -> Scores:
-        """The base's scores; ``notes`` has the projected norms, [B, h, N], or [B, 1, N] where heads share a set."""
         found = self.base.score(view)
         norm_BhN = projected_norm(view.value_BhNd, view.output_weight())
         if found.scores_BhN.shape[1] == 1:
@@ -276,8 +274,7 @@ class Ada(Wrapper):
     1 and 2, and its release FFY0/AdaKV @efe4e2e. The best of all (head, entry) pairs of a layer stay, and a safeguard
     leaves no head without entries: kvpress's ``floor`` (each head's best ``alpha * count`` entries come first) or the
     paper's ``blend`` (``1 - alpha`` of what a head won, and ``alpha`` of an equal share). The layer keeps exactly what
-    its heads had together under the base, where the release rounds every head by itself. Heads win by the scores of the
-    innermost method.
+    its heads had together under the base. Heads win by the scores of the innermost method.
 
     The release's Ada-SnapKV is ``ada(snapkv)`` with ``safeguard: blend, normalise: true, snapkv.window: 32,
     snapkv.kernel: 7, snapkv.pooling: max, snapkv.pool_per: kv_head, snapkv.rows: mean``.

@@ -42,7 +42,7 @@ class Compression:
 
     Attributes:
         keep: share of the entries in scope that the token reducer left, a number of them per layer and sample, or bytes
-            of a sample's whole prompt cache, text included. The last row of a prompt stays, and counts in scope.
+            of a sample's whole prompt cache, text included.
         round_up: round the number of entries that a share keeps up (matched anchors) instead of down.
         key_window: last entries of a prompt, whose queries choose the channels and whose own keys stay whole.
         threshold: in the place of ``keep``: what an entry's score must reach, whatever that leaves.
@@ -231,7 +231,7 @@ class Compression:
     def cuts_keys(self, regions_BM: Tensor) -> Tensor:
         """Entries whose keys are cut where they stay, bool [B, M]: those in scope, but for the last of a prompt.
 
-        Along principal axes its first stays whole too: all tokens look at it, and its key lies far from all others.
+        Along principal axes its first stays whole too: its key lies far from all others.
         """
         if self.key_channels == 1:
             return torch.zeros_like(regions_BM, dtype=torch.bool)
@@ -350,7 +350,7 @@ def settings_record(compression: Compression) -> dict[str, Any]:
     """Return a compression as plain values, equal for two that leave the same cache.
 
     A calibration is told by its file's digest; ``prefill_chunk`` is left out, and so is what earlier versions did not
-    have where it is as they had it.
+    have where it does nothing.
     """
     record: dict[str, Any] = {field.name: getattr(compression, field.name) for field in fields(compression)}
     gone = ["prefill_chunk", *(["key_axes"] if compression.key_axes == "own" else [])]

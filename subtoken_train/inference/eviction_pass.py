@@ -201,10 +201,8 @@ class EvictionPass:
         """
         order = sorted(self.scores)
         regions = [self.rows[layer].regions_BM for layer in order]
-        competes = [self.compression.in_scope(x) & ~self._last_row(x) for x in regions]
-        exact = torch.stack([self._exact(x, choose) for x, choose in zip(regions, competes, strict=True)])
-        most = torch.stack([choose.sum(-1) for choose in competes])
-        whole = self._whole(exact)
+        competes, *counted = map(list, zip(*map(self._budget, regions), strict=True))
+        exact, whole, most = map(torch.stack, counted)
         budget = torch.minimum(whole, most)
         exact, scores = torch.minimum(exact.clamp(min=0), most), [self.scores[layer] for layer in order]
 
@@ -268,11 +266,15 @@ class EvictionPass:
     def _in_scope_budget(self, regions_BM: Tensor) -> Tensor:
         """Entries in scope that may stay in a layer, a last row that is in scope among them, int64 [B]."""
         here, regions_BM = regions_BM.device, regions_BM.to(self.again_B.device)
-        in_scope_BM = self.compression.in_scope(regions_BM)
-        competes_BM = in_scope_BM & ~self._last_row(regions_BM)
-        most_B = competes_BM.sum(-1)
-        whole_B = torch.minimum(self._whole(self._exact(regions_BM, competes_BM)), most_B)
-        return (whole_B + in_scope_BM.sum(-1) - most_B).to(here)
+        _, _, whole_B, most_B = self._budget(regions_BM)
+        beside_B = self.compression.in_scope(regions_BM).sum(-1) - most_B
+        return (torch.minimum(whole_B, most_B) + beside_B).to(here)
+
+    def _budget(self, regions_BM: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What competes in a layer, bool [B, M]; how much may stay, fp64 and int64 [B]; how much competes."""
+        competes_BM = self.compression.in_scope(regions_BM) & ~self._last_row(regions_BM)
+        exact_B = self._exact(regions_BM, competes_BM)
+        return competes_BM, exact_B, self._whole(exact_B), competes_BM.sum(-1)
 
     def _whole(self, exact: Tensor) -> Tensor:
         """Budgets in whole entries, int64, 1 at least: the decimal that was written, not its binary neighbours."""

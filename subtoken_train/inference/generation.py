@@ -88,8 +88,8 @@ def settings_used(given: Mapping[str, Any], own: GenerationConfig) -> dict[str, 
     asked |= {name: value for name, value in given.items() if value is not None or name == "use_cache"}
     check_arguments("generate", asked)
     for name, value in asked.items():
-        counts = name in _COUNTS and not isinstance(value, Integral)
-        refuse((counts, f"{name}={value!r} must be a whole number"))
+        if name in _COUNTS and not isinstance(value, Integral):
+            raise ValueError(f"{name}={value!r} must be a whole number")
     for name, neutral in REFUSED.items():
         value = asked.get(name, whole.get(name))
         if (value is not None or name in asked) and not any(_same(value, each) for each in neutral):

@@ -99,15 +99,14 @@ class Format:
     def store(self, vectors: Tensor, largest: Tensor | None = None) -> Payload:
         """Store vectors [..., d].
 
-        ``largest``: the magnitudes that they are rounded by, [..., 1], to which larger ones are cut; None: their own.
+        ``largest``: magnitudes to round them by, [..., 1], to which larger ones are cut; None: their own.
         """
         return Payload(vectors.contiguous(), None, vectors.dtype, self)
 
     def store_keys(self, keys: Tensor, feedback: Tensor | None = None) -> Payload:
         """Store keys [..., d].
 
-        ``feedback``: what a channel's error asks of those after it in a format that rotates, [..., d, d], unit lower
-        triangular; None: nothing.
+        ``feedback``: what a channel's error asks of those after it, [..., d, d], unit lower triangular; None: nothing.
         """
         return self.store(keys)
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from itertools import accumulate, pairwise
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -28,11 +28,24 @@ from subtoken_train.types import MergedStates, Region, TowerStatistics, VisualSt
 from subtoken_train.view.method import Method
 from subtoken_train.view.view import Need, View
 
+PositionPolicy = Literal["original", "renumber", "mrope"]
+
+
+class Cut(NamedTuple):
+    """Decision of what stays; every sample keeps all but visual rows."""
+
+    keep_BM: Tensor  # rows that stay, bool
+    rank_BM: Tensor | None  # rank of each visual token that stays, int64, 0 is the sample's best; None: no ranking
+    joins_BM: Tensor | None = None
+    """The row that each row joins, int64, itself or one that stays and is from here on the mean of all that join it."""
+    policy: PositionPolicy = "original"
+    """``renumber``: kept rows count anew and end where the prompt did. Under mRoPE rows keep their own positions."""
+
 
 def keep_ranked(
     scores_BN: Tensor, regions_BN: Tensor, read_BN: Tensor, count_B: Tensor, ranks: bool, merges: bool = False
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The best visual tokens of each sample (``read_BN`` first) and all others; see ``RankingReducer.select``."""
+) -> Cut:
+    """Keep the best visual tokens of each sample (``read_BN`` first) and all other rows."""
     visual_BN = regions_BN == Region.VISUAL
     read_BN = visual_BN & read_BN
     count_B = torch.maximum(count_B, read_BN.sum(-1))
@@ -40,7 +53,7 @@ def keep_ranked(
     keep_BN = kept_BN | (~visual_BN & (regions_BN != Region.PADDING))
     rank_BN = rank_candidates(scores_BN, kept_BN) if ranks else None
     if not merges:
-        return keep_BN, rank_BN, None
+        return Cut(keep_BN, rank_BN)
     # the worst that nothing reads holds the mean of all that is dropped, is joined by it, and ranks last
     free_BN, dropped_BN = kept_BN & ~read_BN, visual_BN & ~kept_BN
     worst_BN = free_BN & (rank_candidates(scores_BN, free_BN) == free_BN.sum(-1, keepdim=True) - 1)
@@ -52,7 +65,7 @@ def keep_ranked(
         slot_rank_B1 = rank_BN.masked_fill(~slot_BN, -1).amax(-1, keepdim=True)
         closed_BN = rank_BN - ((slot_rank_B1 >= 0) & (rank_BN > slot_rank_B1)).long()
         rank_BN = torch.where(slot_BN, kept_BN.sum(-1, keepdim=True) - 1, closed_BN)
-    return keep_BN, rank_BN, joins_BN
+    return Cut(keep_BN, rank_BN, joins_BN)
 
 
 def shared_out(sizes: Sequence[int], kept: int) -> list[int]:
@@ -63,7 +76,6 @@ def shared_out(sizes: Sequence[int], kept: int) -> list[int]:
 
 
 Stage = Literal["none", "tower", "embeds", "decoder", "context"]
-PositionPolicy = Literal["original", "renumber", "mrope"]
 Tower = Collection[TowerStatistics]
 _OF_ALL = ("name", "keep_ratio", "round_up", "matches")
 
@@ -207,14 +219,8 @@ class RankingReducer(Reducer, ABC):
         """A score for every position, [B, N]; among visual tokens the highest stay."""
 
     @torch.no_grad()
-    def select(self, view: View) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Choose the positions that stay, rank them, and name the one that holds what was dropped.
-
-        Returns:
-            (keep_BN, rank_BN, joins_BN): bool, every real token but the visual ones that lost; the rank of each kept
-            visual token, int64, 0 is the sample's best, or None; the row that each row joins, int64, itself or the one
-            that is from here on the mean of all that join it, or None where nothing is merged.
-        """
+    def select(self, view: View) -> Cut:
+        """Choose the rows that stay, all images of a sample ranked together."""
         count_B = torch.tensor(self.kept_counts(view.visual), device=view.regions_BN.device)
         kept = (self.scores(view), view.regions_BN, view.protected_BN, count_B)
         return keep_ranked(*kept, self.ranks, self.merges_dropped)

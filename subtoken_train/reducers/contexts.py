@@ -44,8 +44,7 @@ def page_scores(query_BHQd: Tensor, asks_BQ: Tensor, low_BhPd: Tensor, high_BhPd
     """Mean over query rows and heads of Quest's upper bound sum_d max(q_d * low_d, q_d * high_d), [B, P] in fp32.
 
     The bound is linear in the positive and the negative part of q, so rows (those of ``asks_BQ``) and the query heads
-    of a group are averaged before they meet a page. Unscaled, as released. Pages that a sample does not have score NaN
-    or infinity; the choice masks them.
+    of a group are averaged before they meet a page. Pages that a sample does not have score NaN or infinity.
     """
     kv_heads = low_BhPd.shape[1]
     weight_BQ = asks_BQ.float() / asks_BQ.sum(-1, keepdim=True).clamp(min=1)
@@ -149,7 +148,6 @@ class ScoredContext(ContextReducer):
 
     @torch.no_grad()
     def keep_context(self, view: View) -> Tensor:
-        """``kept_tokens`` of each sample; of a budget too small for what the scorer protects, its latest stay."""
         context_BN = view.in_scope_BN
         counts = [self.kept_tokens(count) if count else 0 for count in view.scope_counts]
         count_B = torch.tensor(counts, device=context_BN.device)
@@ -178,7 +176,6 @@ class ScoredContext(ContextReducer):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Name the eviction, by which the class is made again."""
         return _remade, (self.name, dataclasses.asdict(self))
 
 

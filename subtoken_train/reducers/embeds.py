@@ -50,7 +50,6 @@ class RandomReducer(RankingReducer):
     ranks: ClassVar[bool] = True
 
     def scores(self, view: View) -> Tensor:
-        """Random scores [B, N]; padding must stand on the right for positions to be the sample's own."""
         positions_N = torch.arange(view.regions_BN.shape[1], device=view.regions_BN.device)
         first_B1 = (view.regions_BN != 0).long().argmax(-1, keepdim=True)
         return uniform_hash(view.sample_seed_B[:, None], positions_N - first_B1, self.seed)
@@ -203,7 +202,7 @@ class VideoReducer(RankingReducer, ABC):
     """Chooses in each video by itself; a sample's videos share its count by their tokens, exactly.
 
     For families that tell their frames (``Family.tells_frames``): an image is refused. What stands behind the last
-    frame (LLaVA-OneVision's newline) stays, unless the video keeps one token in all.
+    frame (LLaVA-OneVision's newline) stays.
     """
 
     reads_frames: ClassVar[bool] = True
@@ -269,10 +268,8 @@ class VidCom2(VideoReducer):
     least over the video is read, scaled to length 1: a token's likeness to the mean of the video, and to that of its
     frame, is a sum of five Gaussians of the squared distance. A frame's share is r * (1 + p - mean p), p the softmax of
     minus its mean likeness to the video, at a temperature of 0.01; in each frame the tokens with the least sum of both
-    stay. For Qwen a frame is a layer of two. The count is exact, as in vLLM (#47750, read in 0.33.0): shares are
-    rounded, at least a token a frame; of what is too much the most alike tokens leave, what is missing is filled with
-    the least alike. Kept tokens keep their positions; ties go to the lower index; a prompt with images is refused. The
-    last token of a prompt that ends with its video stays.
+    stay. For Qwen a frame is a layer of two. The count is exact, as in vLLM (#47750, read in 0.33.0): of what is too
+    much the most alike tokens leave, what is missing is filled with the least alike. A prompt with images is refused.
     """
 
     name: str = "vidcom2"

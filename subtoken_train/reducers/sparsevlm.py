@@ -29,7 +29,8 @@ from torch import Tensor
 
 from subtoken_train.functional.gather import rank_candidates
 from subtoken_train.functional.masks import top_indices
-from subtoken_train.reducers.staged import Cut, StagedReducer, average_too_low
+from subtoken_train.reducers.base import Cut
+from subtoken_train.reducers.staged import StagedReducer, average_too_low
 from subtoken_train.types import Region
 from subtoken_train.view.method import setting
 from subtoken_train.view.view import View
@@ -149,7 +150,6 @@ class SparseVLM(StagedReducer):
         return raters_BN
 
     def scores(self, view: View) -> Tensor:
-        """Mean attention of the raters, of all heads or of the chosen ones, [B, M]."""
         total_BHM: Tensor | None = None
         asked = zip(view.blocks(view.raters_BN), view.rotary_pull(view.raters_BN), strict=True)
         for (index_BR, attention_BHRM), pull_BRM in asked:

@@ -1,7 +1,7 @@
 """Token reducers that cut inside the decoder, at one layer or at several: FastV, PyramidDrop, FitPrune.
 
 A cut at layer c shortens what layer c and all after it see; it is made from what layer c - 1 was given and gave. Below
-the first cut every token stays, with every value group. Ranking reads prompt tokens only, and gradient-free.
+the first cut every token stays, with every value group.
 
 Legend: B batch, M rows that are left, D model width, L layers, R schedules.
 """
@@ -21,21 +21,9 @@ from subtoken_train.calibrations import CalibratedNumbers, check_table, check_ta
 from subtoken_train.errors import refuse
 from subtoken_train.functional.causal_attention import attention_paid
 from subtoken_train.ledger.kv_budget import exact, kept_count, matched_count
-from subtoken_train.reducers.base import PositionPolicy, RankingReducer, Reducer, Stage, Tower, keep_ranked
+from subtoken_train.reducers.base import Cut, RankingReducer, Reducer, Stage, Tower, keep_ranked
 from subtoken_train.view.method import by_settings, setting
 from subtoken_train.view.view import View
-
-
-@dataclass
-class Cut:
-    """Decision of a cut; every sample keeps all but visual rows."""
-
-    keep_BM: Tensor  # rows that stay, bool
-    rank_BM: Tensor | None  # rank of each visual token that stays, int64, 0 is the sample's best; None: no ranking
-    joins_BM: Tensor | None = None
-    """The row that each row joins, int64, itself or one that stays and is from here on the mean of all that join it."""
-    policy: PositionPolicy = "original"
-    """``renumber``: kept rows count anew and end where the prompt did. Under mRoPE rows keep their own positions."""
 
 
 class DecoderReducer(Reducer, ABC):
@@ -65,11 +53,10 @@ class RankedCuts(DecoderReducer):
         """A score for every row, [B, M]; among visual tokens the highest stay."""
 
     def cut(self, view: View) -> Cut:
-        """The best visual tokens stay; a protected visual row stays, inside the budget."""
         with torch.no_grad():
             scores_BM = self.scores(view)
             kept = (scores_BM, view.regions_BN, view.protected_BN, view.count_B)
-            return Cut(*keep_ranked(*kept, self.ranks, self.merges_dropped))
+            return keep_ranked(*kept, self.ranks, self.merges_dropped)
 
 
 def average_too_low(reducer: Reducer, first: int, num_layers: int, advice: str) -> ValueError:

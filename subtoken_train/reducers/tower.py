@@ -52,10 +52,10 @@ _CONTEXTUAL_OF_64 = 10
 def zipped(
     tokens_TC: Tensor, received_T: Tensor, keys_Td: Tensor, kept: int, classes: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Choose and merge, for ``kept`` tokens of which ``classes`` (0 or 1) is the class token.
+    """Choose and merge ``kept`` tokens, of which ``classes`` (0 or 1) is the class token.
 
     Returns:
-        (places of the dominant tokens, ascending; places of the targets; merged tokens [c, C] of these).
+        Places of the dominant tokens, ascending; of the targets; merged tokens [c, C] of these.
     """
     contextual = kept * _CONTEXTUAL_OF_64 // 64
     dominant = dominant_tokens(received_T, kept - contextual - classes)
@@ -78,7 +78,7 @@ def zipped_tiles(
     """Zip each tile of a picture by itself, [k, C], in the release's order.
 
     The whole's class token, dominant and contextual ones; dominant ones of the other tiles in the order of their
-    placeholders; class tokens, tile after tile; contextual ones, alike. Newlines only stay beyond all patches.
+    placeholders; class tokens, tile after tile; contextual ones, alike. Newlines stay only beyond all patches.
     """
     patches = torch.bincount(tiles_T[tiles_T >= 0], minlength=len(cls_IC)).tolist()
     newlines = kept - min(kept, sum(patches))
@@ -308,8 +308,7 @@ class VisPruner(TowerChoice):
     first. Where a tower's tokens leave it merged or projected (InternVL, Qwen, OneVision), likeness is that of these.
 
     Attributes:
-        important: share of them that attention chooses, rounded down; 1 is FasterVLM, 0 reads attention for the order
-            alone.
+        important: share of them that attention chooses, rounded down; 1 is FasterVLM.
     """
 
     name: str = "vispruner"

@@ -31,8 +31,8 @@ class RoutingConfig:
     """Settings of value-group routing; the same for every layer.
 
     Attributes:
-        selector: what chooses groups: the learned routers ``linear``, ``mlp`` and ``bilinear``, or the router-free
-            controls ``value_norm``, ``output_norm``, ``random``, ``static`` and ``leading``.
+        selector: what chooses groups: a learned router (``linear``, ``mlp``, ``bilinear``), or a router-free control
+            (``value_norm``, ``output_norm``, ``random``, ``static``, ``leading``).
         num_groups: S, value groups per token.
         kept_groups: K, groups kept per routed token (on average, under a global or ranked budget).
         layout: ``contiguous`` splits the whole value vector; ``per_head`` splits every head alike.
@@ -44,20 +44,20 @@ class RoutingConfig:
             tokens have read it; ``num_groups`` and ``kept_groups`` are then 1.
         byte_share: share of the bf16 bytes of a sample's routed tokens that ``bytes`` spends, its index included; of
             ``delayed`` the share of open gates that training ends at, which no prompt is promised.
-        byte_pool: what shares those bytes: each ``head`` has its own, the heads of a ``layer``, or ``all`` heads of all
-            layers, for which the context runs once more before the pass that counts.
+        byte_pool: what shares those bytes: each ``head``, the heads of a ``layer``, or ``all`` heads of all layers, for
+            which the context runs once more before the pass that counts.
         sinks: first routed tokens that ``bytes`` keeps whole, inside its bytes and as far as they reach.
         window: last routed tokens, likewise; of ``delayed`` the tokens that still read an entry whose gate is closed.
         warm_start: file of ``subtoken-train calibrate kvzap``: a linear router of ``bytes`` starts as these nets and
             keeps what KVzap keeps; read where training starts alone. None: drawn at random.
         value_gate: a learned router's kept groups are scaled by 2 * sigmoid(beta * logit), beta learned per layer.
         fill: value that a dropped group reads as: ``zero``; ``mean``, the mean of the sample's routed tokens in the
-            layer, which a cache stores. Norms are then of what is left of a value without it.
+            layer, which a cache stores.
         score_prior: a norm whose standardised logarithm is added to a learned router's logits; ``none``: nothing.
         query_conditioned: the mean router input of the query region joins a learned router's input.
         query_rank: rank of the product of token and query in ``bilinear``; others have none.
         features: what joins a learned router's logits through a learned map: ``norm`` (value norms of the groups),
-            ``attention`` (the query's attention to the token; costs the layer's q and k projections a second time).
+            ``attention`` (the query's attention to the token, which costs a second q and k projection).
         balance_weight: lambda, weight of the load-balance loss of learned routers; 0 trains without it.
         balance_scope: ``sample``, the only one; kept since adapters and recipes of version 0.2 say it.
         temperature: 1, likewise.
@@ -235,8 +235,7 @@ class Selector(nn.Module, ABC):
     """Scores the value groups of every token of a layer; the budget turns scores into a mask.
 
     One is built for each layer, as ``Class(hidden_size, config)``, or ``Class(hidden_size, config, settings)`` where it
-    declares ``settings``. S is ``config.num_groups`` (under the budget ``bytes`` it counts the keys' logits, too). Its
-    parameters are trained where ``learned`` is True, and saved with the adapter.
+    declares ``settings``. Its parameters are trained where ``learned`` is True, and saved with the adapter.
     """
 
     learned: bool = False
