@@ -88,8 +88,8 @@ class Identity:
 class KeyTurn:
     """A basis that a layer's keys are turned to (``functional/key_axes.py``).
 
-    A centre in fp16, which is taken off all keys; r vectors of every head in fp16, at each of which keys and queries
-    are reflected; and in fp32 what makes one product of the reflections.
+    A centre, which is taken off all keys; r vectors of every head, at each of which keys and queries are reflected
+    (both fp16); and in fp32 what makes one product of the reflections.
     """
 
     centre_Bh1d: Tensor
@@ -100,10 +100,6 @@ class KeyTurn:
     def nbytes(self) -> int:
         """Bytes of all samples."""
         return sum(part.nbytes for part in vars(self).values())
-
-    def select(self, samples: Tensor) -> KeyTurn:
-        """The turn of some samples."""
-        return KeyTurn(**{name: part[samples] for name, part in vars(self).items()})
 
 
 @dataclass
@@ -122,40 +118,18 @@ class CutKeys:
         """Channels that stay of a cut key."""
         return int(self.channels_Bhd[0, 0].sum())
 
-    def select(self, samples: Tensor) -> CutKeys:
-        """The cut of some samples."""
-        turn = None if self.turn is None else self.turn.select(samples)
-        return CutKeys(self.entries_BN[samples], self.channels_Bhd[samples], turn)
-
 
 @dataclass
 class LayerPlan:
-    """Entries and groups that one layer keeps.
+    """Entries and groups that one layer keeps."""
 
-    Attributes:
-        entries_BN: positions of the original sequence that stay, int64 [B, N_kept], ascending; -1 pads a row.
-        group_mask_BNS: kept value groups of each entry, bool [B, N_kept, S]; None means every group of every entry.
-        heads_BNh: key-value heads that keep each entry, bool [B, N_kept, h]; None means all. A head stores the slice of
-            a value group that is its own, so a group is stored where its heads keep the entry.
-        rows_BN: the row of the prompt's pass that each entry came from, int64; None means the entry's own number.
-        cut_keys: None means that every key is whole.
-        filled: whether the layer holds a value vector per sample, of the whole width, that pieces which are not stored
-            read as.
-    """
-
-    entries_BN: Tensor
-    group_mask_BNS: Tensor | None = None
+    entries_BN: Tensor  # positions of the original sequence that stay, int64 [B, N_kept], ascending; -1 pads a row
+    group_mask_BNS: Tensor | None = None  # kept value groups of each entry, bool; None: all
     heads_BNh: Tensor | None = None
-    rows_BN: Tensor | None = None
-    cut_keys: CutKeys | None = None
-    filled: bool = False
-
-    def select(self, samples: Tensor) -> LayerPlan:
-        """The plan of some samples (int64 numbers, or bool marks), in their order."""
-        masks = self.group_mask_BNS, self.heads_BNh, self.rows_BN
-        groups, heads, rows = (None if part is None else part[samples] for part in masks)
-        cut = None if self.cut_keys is None else self.cut_keys.select(samples)
-        return LayerPlan(self.entries_BN[samples], groups, heads, rows, cut, self.filled)
+    """Key-value heads that keep each entry, bool; None: all. Of a group a head stores the slice that is its own."""
+    rows_BN: Tensor | None = None  # row of the prompt's pass that each came from, int64; None: the entry's number
+    cut_keys: CutKeys | None = None  # None: every key is whole
+    filled: bool = False  # pieces that are not stored read as a stored value vector per sample, of the whole width
 
 
 @dataclass
@@ -168,33 +142,24 @@ class Plan:
 
 @dataclass
 class Batch:
-    """A padded batch as the collator makes it; right- or left-padded.
+    """A padded batch as the collator makes it; right- or left-padded."""
 
-    Attributes:
-        input_ids_BN: token ids, int64; one image token per visual token.
-        labels_BN: ids to predict, int64; -100 where there is no loss (everything but answers).
-        regions_BN: ``Region`` codes, int64; PADDING marks what the attention must not see.
-        rank_position_B: the last prompt token of the turn that holds the last image, int64; -1 without an image.
-        pixel_values: all images and videos in order, as the family's ``process_images`` makes them: [num_images, 3, H,
-            W], tiles alike, or flattened patches [num_patches, channels]; None for a text-only batch.
-        images_per_sample_B: images and videos, int64.
-        image_grid_I3: layout of each image or video, int64, in its family's words: (time, height, width) in patches
-            (Qwen), (tiles, height, width of the picture in pixels); None where all have one size.
-        seconds_I: seconds from one layer of an image's or video's grid to the next, fp32 (0 for an image); None where
-            the family's positions do not depend on time.
-        followed: these are only the first tokens of prompts whose others come later (``context_first``).
-    """
-
-    input_ids_BN: Tensor
-    labels_BN: Tensor
-    regions_BN: Tensor
-    rank_position_B: Tensor
+    input_ids_BN: Tensor  # int64; one image token per visual token
+    labels_BN: Tensor  # ids to predict, int64; -100 where there is no loss (everything but answers)
+    regions_BN: Tensor  # ``Region`` codes, int64; PADDING marks what the attention must not see
+    rank_position_B: Tensor  # last prompt token of the turn that holds the last image, int64; -1 without an image
     pixel_values: Tensor | None
-    images_per_sample_B: Tensor
+    """All images and videos in order, as the family's ``process_images`` makes them: [num_images, 3, H, W] (tiles
+    alike), or flattened patches [num_patches, channels]; None for a text-only batch."""
+    images_per_sample_B: Tensor  # images and videos, int64
     record_ids: list[str]
     image_grid_I3: Tensor | None = None
+    """Layout of each image or video, int64: (time, height, width) in patches (Qwen), (tiles, height, width of the
+    picture in pixels); None where all have one size."""
     seconds_I: Tensor | None = None
-    followed: bool = False
+    """Seconds from one layer of an image's or video's grid to the next, fp32 (0 for an image); None where the family's
+    positions do not depend on time."""
+    followed: bool = False  # these are only the first tokens of prompts whose others come later (``context_first``)
 
     def check_features(self, image_tokens: int, features: int) -> None:
         """Raise a ``ValueError`` unless the tower made one feature per image token."""
@@ -227,27 +192,19 @@ from the class token, queries and keys being of one head as wide as the layer, i
 
 @dataclass
 class VisualStates:
-    """Output of the vision tower for a batch's images, before the projector; one entry per image, T tokens each.
+    """Output of the vision tower for a batch's images, before the projector; one entry per image, T tokens each."""
 
-    Attributes:
-        tokens: [T, C], in the order of the placeholders.
-        cls: the class token, [C]; of an image in tiles, one for each, [tiles, C]; None for a tower without one.
-        received: attention that each token receives, [T] in fp32, of the kind that was asked for; None: none was.
-        keys: what similarity is measured on, [T, d] in fp32, from the layer of ``received``; None like it.
-        deep: what the first n layers of the language model add to their outputs, [n, T, D]; None for most towers.
-        tiles: the tile that each token is of, int64 [T], given with the statistics; -1 for a token that is no patch (a
-            newline), which receives no attention, has a key of zeros and is never merged. None for a tower that sees
-            images whole; 0 for all where patches are scaled across tiles.
-        images_per_sample: how many of the images each sample has, in order; they share its budget. None: one each.
-    """
-
-    tokens: list[Tensor]
-    cls: list[Tensor] | None = None
-    received: list[Tensor] | None = None
-    keys: list[Tensor] | None = None
+    tokens: list[Tensor]  # [T, C], in the order of the placeholders
+    cls: list[Tensor] | None = None  # the class token, [C]; in tiles one for each, [tiles, C]; None: the tower has none
+    received: list[Tensor] | None = None  # attention that each token receives, [T] in fp32, of the kind asked for
+    keys: list[Tensor] | None = None  # what similarity is measured on, [T, d] in fp32, from the layer of ``received``
     deep: list[Tensor] | None = None
+    """Added to the outputs of the first n layers of the language model, [n, T, D]; None for most towers."""
     tiles: list[Tensor] | None = None
-    images_per_sample: list[int] | None = None
+    """The tile that each token is of, int64 [T], given with the statistics; -1: no patch (a newline), which receives no
+    attention, has a key of zeros and is never merged. None for a tower that sees images whole; 0 for all where patches
+    are scaled across tiles."""
+    images_per_sample: list[int] | None = None  # images of each sample, which share its budget; None: one each
 
 
 @dataclass
@@ -280,19 +237,11 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class RenderedPrompt:
-    """A conversation as the model's text.
-
-    Attributes:
-        answer_spans: (start, end) character spans of the answers, end-of-turn token included.
-        image_marker: stands in the text once per image.
-        system_end: characters of the chat template's beginning and of the system prompt; 0 where none is told apart.
-        asked: the question that is to be answered, in a chat template; None elsewhere.
-        told: where what the system says first begins and ends, in a chat template; (0, 0) where it says nothing.
-    """
+    """A conversation as the model's text; all places count characters."""
 
     text: str
-    answer_spans: list[tuple[int, int]]
-    image_marker: str
-    system_end: int = 0
-    asked: Asked | None = None
-    told: tuple[int, int] = (0, 0)
+    answer_spans: list[tuple[int, int]]  # (start, end) of the answers, end-of-turn token included
+    image_marker: str  # stands in the text once per image
+    system_end: int = 0  # end of the chat template's beginning and of the system prompt; 0 where none is told apart
+    asked: Asked | None = None  # the question that is to be answered, in a chat template; None elsewhere
+    told: tuple[int, int] = (0, 0)  # what the system says first, in a chat template; (0, 0): nothing

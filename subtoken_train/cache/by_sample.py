@@ -5,10 +5,12 @@ width, T tail tokens.
 """
 
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 import torch
 from torch import Tensor
 
+from subtoken_train.functional.gather import each_tensor
 from subtoken_train.kernels.formats import Payload
 from subtoken_train.kernels.storage import Block, BlockPart, RoutedValues
 
@@ -31,8 +33,8 @@ def select_samples(blocks: list[Block], samples: list[int], kv_heads: int) -> li
             index = torch.tensor([old for old, _ in wanted], device=device)
             rows = torch.tensor([new for _, new in wanted], device=device)
             parts = [select_part(part, index) for part in block.parts]
-            channels = None if block.channels is None else block.channels[index]
-            pages = None if block.pages is None else block.pages.select(index)
+            channels = each_tensor(block.channels, itemgetter(index))
+            pages = each_tensor(block.pages, itemgetter(index))
             chosen.append(Block(None if len(wanted) == len(samples) * per_sample else rows, parts, channels, pages))
     return chosen
 
@@ -64,19 +66,15 @@ def _select_values(values: RoutedValues, index_R: Tensor) -> RoutedValues:
 
 @dataclass
 class Share:
-    """One sample's part of a packed layer: ``total_bytes``, and of these parts by what they hold.
-
-    ``routed_bytes``: keys, pieces, index (``index_bytes``) and fill of partly stored entries, whose value channels are
-    ``routed_channels``. ``unread_bytes``: what one new token does not read.
-    """
+    """Bytes of one sample's part of a packed layer."""
 
     total_bytes: int = 0
-    routed_bytes: int = 0
-    index_bytes: int = 0
-    routed_channels: int = 0
+    routed_bytes: int = 0  # of partly stored entries: keys, pieces, index and fill
+    index_bytes: int = 0  # of these the index
+    routed_channels: int = 0  # and the value channels
     channel_bytes: int = 0
     basis_bytes: int = 0
-    unread_bytes: int = 0
+    unread_bytes: int = 0  # what one new token does not read
 
 
 def sample_shares(blocks: list[Block], tail_BhTd: Tensor, fill_bytes: int = 0, basis_bytes: int = 0) -> list[Share]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from subtoken_train.cache.packed_layer import PackedLayer
+from subtoken_train.errors import refuse
 from subtoken_train.forks import undoing
 from subtoken_train.kernels.row_table import Workspace
 
@@ -37,10 +38,9 @@ class PackedCache(Cache):  # type: ignore[misc]
 
     Attributes:
         next_position: position id of the next token, [B, 1] or (mRoPE) [3, B, 1]; None before a prompt.
-        origin_B: prompt of each sample's packed entries: reordering beams of one moves the tails only, unless there is
-            an evictor.
+        origin_B: prompt of each sample's packed entries; reordering beams of one moves the tails only.
         shape: ``OneShape`` that holds it, while its steps have one; None: they do not.
-        expected: tokens that an answer may still have, as far as it is known; of a few, none is captured.
+        expected: tokens that an answer may still have, as far as it is known.
         way: how its last answer was decoded, in words; empty where there is one way.
         appends: whether layers may append now: only while this package's own steps run.
     """
@@ -69,16 +69,15 @@ class PackedCache(Cache):  # type: ignore[misc]
 
     def check_holds_prompt(self) -> None:
         """Refuse to go on without a prompt."""
-        if not self.holds_prompt:
-            raise ValueError("the cache is empty; generate from the whole prompt, without past_key_values")
+        empty = "the cache is empty; generate from the whole prompt, without past_key_values"
+        refuse((not self.holds_prompt, empty))
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         """Append states to a layer."""
         if not self.appends:
-            raise ValueError(
-                "a packed cache is read and continued by the SubTokenModel that made it, not by transformers' own "
-                "generate or forward: call its generate(past_key_values=last.cache), or leave the cache out"
-            )
+            own = "a packed cache is read and continued by the SubTokenModel that made it, not by transformers' own"
+            instead = "call its generate(past_key_values=last.cache), or leave the cache out"
+            raise ValueError(f"{own} generate or forward: {instead}")
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
     @property
@@ -158,16 +157,15 @@ class PackedCache(Cache):  # type: ignore[misc]
             chosen = torch.arange(batch)[torch.as_tensor(indices).cpu()]
         except IndexError as error:
             raise ValueError(f"the cache holds {batch} samples, 0 to {batch - 1}: {error}") from error
-        if chosen.dim() != 1 or not len(chosen):
-            raise ValueError(f"choose samples of the cache by a list of one or more numbers, not {list(chosen.shape)}")
+        form = "choose samples of the cache by a list of one or more numbers, not"
+        refuse((chosen.dim() != 1 or not len(chosen), f"{form} {list(chosen.shape)}"))
         self._select(chosen)
 
     reorder_cache = batch_select_indices  # prompts are copied only where a sample changes to another prompt
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every sample ``repeats`` times in a row; an empty cache stays empty."""
-        if repeats < 1:
-            raise ValueError(f"every sample is repeated once or more, not {repeats} times")
+        refuse((repeats < 1, f"every sample is repeated once or more, not {repeats} times"))
         if self.origin_B is not None:
             self._select(torch.arange(len(self.origin_B)).repeat_interleave(repeats))
 

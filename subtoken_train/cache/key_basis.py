@@ -2,8 +2,8 @@
 
     k' = A (k - m)        q' = A^-T q        q' . k' = q . k - q . m
 
-``m`` is a mean of a prompt's keys, of every head its own. ``q . m`` is the same for all keys, and a softmax over all of
-them does not see it: so the tail's keys stand in the basis too.
+``m`` is a mean of a prompt's keys, of every head its own; ``q . m`` is the same for all keys, and no softmax over them
+sees it. So the tail's keys stand in the basis too.
 
 **Balanced**, for 4 bits: k' = ((k - m) / s) T and q' = (q s) T, with ``s`` the square root of a channel's root mean
 square about the mean (halving the difference between channels, in decades), and ``T`` a Hadamard rotation. Sources:

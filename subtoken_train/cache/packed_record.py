@@ -16,7 +16,7 @@ from torch import Tensor
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.key_basis import BalancedBasis, KeyBasis, MirroredBasis
-from subtoken_train.errors import MAX_TOKENS, check_range
+from subtoken_train.errors import MAX_TOKENS, check_range, refuse
 from subtoken_train.functional.gather import on_device
 from subtoken_train.kernels.formats import MODEL, Format, Part, Payload
 from subtoken_train.kernels.storage import Block, BlockPart, Fill, PageIndex, RoutedValues, pack_bits, unpack_bits
@@ -26,21 +26,21 @@ _NAMED = 3
 
 def check_within(name: str, numbers: Tensor, below: int) -> None:
     """Refuse numbers outside of 0 to ``below - 1``."""
-    if numbers.numel() and not (int(numbers.min()) >= 0 and int(numbers.max()) < below):
-        raise ValueError(f"tensor {name} holds numbers outside of 0 to {below - 1:,}")
+    outside = numbers.numel() and not (int(numbers.min()) >= 0 and int(numbers.max()) < below)
+    refuse((outside, f"tensor {name} holds numbers outside of 0 to {below - 1:,}"))
 
 
 def check_rows(place: str, blocks: Sequence[Block], batch: int, kv_heads: int) -> None:
     """Refuse blocks that do not hold every row of a layer exactly once (rows: samples, or heads of samples)."""
     heads = {block.heads for block in blocks}
-    if len(heads) != 1 or not heads <= {1, kv_heads}:
-        raise ValueError(f"{place}: its blocks have rows of {sorted(heads)} heads; all must have 1, or {kv_heads}")
+    uneven = f"{place}: its blocks have rows of {sorted(heads)} heads; all must have 1, or {kv_heads}"
+    refuse((len(heads) != 1 or not heads <= {1, kv_heads}, uneven))
     total = batch if heads == {kv_heads} else batch * kv_heads
     whole = list(range(total))
     named = [whole if block.rows is None else block.rows.tolist() for block in blocks]
     fits = all(len(own) == block.num_rows and own == sorted(own) for own, block in zip(named, blocks, strict=True))
-    if not fits or sorted(row for own in named for row in own) != whole:
-        raise ValueError(f"{place}: its blocks do not hold each of the {total} rows once, in order")
+    held_once = fits and sorted(row for own in named for row in own) == whole
+    refuse((not held_once, f"{place}: its blocks do not hold each of the {total} rows once, in order"))
 
 
 def checked_routed(
@@ -49,30 +49,30 @@ def checked_routed(
     """Return values whose index finds each stored piece exactly once; one of earlier versions' places becomes bits."""
     (rows, heads, entries), stored = sizes, len(pieces.data)
     counts = torch.cat([offsets.long(), torch.tensor([stored])]).diff()
-    if not len(counts) or int(offsets[0]) != 0 or bool((counts < 0).any()):
-        raise ValueError(f"{place}: offsets do not divide {stored} stored pieces")
+    undivided = not len(counts) or int(offsets[0]) != 0 or bool((counts < 0).any())
+    refuse((undivided, f"{place}: offsets do not divide {stored} stored pieces"))
     if index is not None and index.dtype == torch.int32:
         head = torch.arange(rows)[:, None] * heads + torch.arange(len(piece_bit)) // (len(piece_bit) // heads)
         bag_n = torch.arange(len(counts)).repeat_interleave(counts)
-        if index.shape != bag_n.shape:
-            raise ValueError(f"{place}: an index of shape {list(index.shape)} does not fit {stored} pieces")
+        unlike = f"{place}: an index of shape {list(index.shape)} does not fit {stored} pieces"
+        refuse((index.shape != bag_n.shape, unlike))
         entry_n = index.long() - head.flatten()[bag_n] * entries
         check_within(f"{place}.index", entry_n, entries)
         flags = torch.zeros(len(counts), entries, dtype=torch.bool)
         flags[bag_n, entry_n] = True
-        if not torch.equal(flags.nonzero()[:, 1], entry_n):
-            raise ValueError(f"{place}: an index must name ascending entries of each piece")
+        ascending = torch.equal(flags.nonzero()[:, 1], entry_n)
+        refuse((not ascending, f"{place}: an index must name ascending entries of each piece"))
         index, piece_bit = pack_bits(flags.view(rows, -1, entries)), torch.arange(len(piece_bit), dtype=torch.int32)
     check_within(f"{place}.piece_bit", piece_bit, len(piece_bit) if index is None else index.shape[1])
-    if index is None and not set(counts.tolist()) <= {0, entries}:
-        raise ValueError(f"{place}: pieces that some entries store and others do not need an index")
+    partly = index is None and not set(counts.tolist()) <= {0, entries}
+    refuse((partly, f"{place}: pieces that some entries store and others do not need an index"))
     if index is not None:
-        if index.shape[::2] != (rows, -(-entries // 8)):
-            raise ValueError(f"{place}: an index of shape {list(index.shape)} does not fit {entries} entries")
+        unlike = f"{place}: an index of shape {list(index.shape)} does not fit {entries} entries"
+        refuse((index.shape[::2] != (rows, -(-entries // 8)), unlike))
         flags_RSM = unpack_bits(index, entries)
         found = flags_RSM.index_select(1, piece_bit).sum(-1).flatten()
-        if not torch.equal(pack_bits(flags_RSM), index) or not torch.equal(found, counts):
-            raise ValueError(f"{place}: index and offsets disagree on what is stored")
+        agree = torch.equal(pack_bits(flags_RSM), index) and torch.equal(found, counts)
+        refuse((not agree, f"{place}: index and offsets disagree on what is stored"))
     return RoutedValues(index, pieces, offsets, piece_bit, entries, heads)
 
 
@@ -89,8 +89,7 @@ def check_pages(place: str, pages: PageIndex, parts: Sequence[BlockPart]) -> Non
         and pages.size * number <= parts[0].entries
         and int(pages.forced.sum(-1).max()) <= pages.count
     )
-    if not fits:
-        raise ValueError(f"{place}: its page index does not fit its entries")
+    refuse((not fits, f"{place}: its page index does not fit its entries"))
 
 
 def _dtype(dtype: torch.dtype) -> str:

@@ -1,7 +1,7 @@
 """The attention of a compressed language model, registered with transformers, and the context split that it runs.
 
-One function per implementation that it wraps (``subtoken_sdpa``, ...). A prompt's pass runs that, or the context split,
-and then shows rotated queries, keys and values to its observer; decoding reads packed storage.
+A prompt's pass runs the implementation that it wraps, or the context split, and then shows rotated queries, keys and
+values to its observer; decoding reads packed storage.
 
 The context split: context rows attend to all context before them, with whole values; later rows see the kept context
 tokens only, with routed values, and each other. Which tokens stay is decided per layer.
@@ -26,6 +26,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from subtoken_train.cache.cache import JoinedLayer
 from subtoken_train.cache.packed_layer import PackedLayer
+from subtoken_train.errors import refuse
 from subtoken_train.families.decoder import PREFIX
 from subtoken_train.forks import undoing
 from subtoken_train.functional.causal_attention import (
@@ -158,9 +159,9 @@ def runs_sdpa(config: Any) -> bool:
 
 def check_sdpa(config: Any) -> None:
     """Raise a worded ``ValueError`` unless the decoder was loaded with ``sdpa``, which the split runs on."""
-    if not runs_sdpa(config):
-        loaded = f"but the backbone was loaded with {config._attn_implementation!r}"
-        raise ValueError(f"context compression runs on attention: sdpa, {loaded}; set model.backbone.attention: sdpa")
+    loaded = f"but the backbone was loaded with {config._attn_implementation!r}"
+    instead = f"{loaded}; set model.backbone.attention: sdpa"
+    refuse((not runs_sdpa(config), f"context compression runs on attention: sdpa, {instead}"))
 
 
 def split_attention(
@@ -210,8 +211,8 @@ def use_packed_attention(config: Any) -> None:
     name = str(config._attn_implementation)
     if name.startswith(PREFIX):
         return
-    if name not in ALL_ATTENTION_FUNCTIONS:
-        raise ValueError(f"attention {name!r} cannot read a packed cache; load the backbone with sdpa")
+    unread = f"attention {name!r} cannot read a packed cache; load the backbone with sdpa"
+    refuse((name not in ALL_ATTENTION_FUNCTIONS, unread))
     AttentionInterface.register(PREFIX + name, _wrapping(name))
     AttentionMaskInterface.register(PREFIX + name, ALL_MASK_ATTENTION_FUNCTIONS[name])
     config._attn_implementation = PREFIX + name

@@ -141,7 +141,7 @@ class CompressedBackbone(nn.Module):
         """Run a batch through all decoder layers, reduced and routed.
 
         Args:
-            cache: filled when given (prefill), values as routed, dropped groups (0, or filled) too, until it is packed.
+            cache: filled when given (prefill), values as routed.
             force_gather: run ranking and gather even at keep_ratio 1 (a test of the machinery).
             observer: sees every layer's attention; needs ``use_packed_attention``.
             chunks: run every layer in chunks of rows into ``cache``, without gradient; needs the same.
@@ -208,7 +208,7 @@ class CompressedBackbone(nn.Module):
             hidden_BND=run.embeds_BND,
             videos=partial(self.family.video_frames, run.batch),
         )
-        keep_BN, run.rank_BN, joins_BN = reducer.select(view)
+        keep_BN, run.rank_BN, joins_BN, _ = reducer.select(view)
         if joins_BN is not None:
             run.embeds_BND, run.rows = joined_rows(run.embeds_BND, rows, joins_BN)
         run.keep(run.embeds_BND, keep_BN)

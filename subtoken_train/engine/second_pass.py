@@ -1,8 +1,8 @@
 """A second pass: rows that run after a prompt's cache, so that a method sees what a reader of it would look at.
 
 The rows take the positions that follow the prompt, see its cache before any eviction and each other causally, and meet
-no reducer and no router. A context reducer that such a method drives, and routers that share one byte budget among all
-layers, choose in it before the pass that counts, on the contexts alone: with LoRA, without routing and dropout.
+no reducer and no router. Context reducers that such a method drives, and routers that share one byte budget among all
+layers, choose in it before the pass that counts: with LoRA, without routing and dropout.
 
 Legend: B batch, N rows of a layer's cache (of a context reducer: positions), M rows of the contexts, S rows of the
 task (of routers: value groups), O outputs of a router, K = N + S, D model width, H query heads, h key-value heads, d

@@ -1,8 +1,8 @@
 """Run a stretch of decoder layers on a batch's rows: all rows at once, or a chunk of rows at a time.
 
 In chunks, all rows of a prompt run through a layer before the next layer begins: exact, and what is wide (MLP, masks)
-exists for a chunk alone. What a layer decides from all of its rows (value groups, a context reducer's pages) is decided
-before they run, from projections of the whole layer's input, which run twice then.
+exists for a chunk alone. What a layer decides from all of its rows is decided before they run, from projections of the
+whole layer's input, which run twice then.
 
 Legend: B batch, N or M rows, D model width, S value groups, H query heads, h key-value heads, d head width.
 """

@@ -162,10 +162,8 @@ def check_online(method: Eviction | None, every: object, tokens: int | None) -> 
         raise ValueError(f"eviction_every={every!r} must be a whole number of at least 1, for instance 128 tokens")
     if method is not None and method.online is None:
         can = [name for name in EVICTIONS if EVICTIONS.find(name)().online is not None]
-        raise ValueError(
-            f"eviction {method.name!r} with these settings cannot evict while tokens are decoded; leave eviction_every "
-            f"out, or use one of {', '.join(can)}"
-        )
+        cannot = f"eviction {method.name!r} with these settings cannot evict while tokens are decoded"
+        raise ValueError(f"{cannot}; leave eviction_every out, or use one of {', '.join(can)}")
     if tokens is not None and every > tokens:
         raise ValueError(f"eviction_every={every} exceeds eviction_keep={tokens} tokens; use {tokens} or less")
 
@@ -179,8 +177,6 @@ def notation_names(notation: str) -> tuple[str, ...]:
     written, once = "(".join(names) + ")" * (len(names) - 1), len(set(names)) == len(names)
     empty = len(names) > 1 and "" in names
     if written != notation or ")" in "".join(names) or empty or not once or len(names) > DEEPEST:
-        raise ValueError(
-            f"eviction {clipped(repr(notation), 60)} cannot be read; write a method, or wrappers around one, each once "
-            f"and at most {DEEPEST} in all: ada(critical(snapkv))"
-        )
+        form = f"write a method, or wrappers around one, each once and at most {DEEPEST} in all: ada(critical(snapkv))"
+        raise ValueError(f"eviction {clipped(repr(notation), 60)} cannot be read; {form}")
     return names

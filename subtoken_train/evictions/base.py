@@ -3,10 +3,9 @@
 A method sees one layer at a time (``View``), leaves its scores, and plans when all layers have been seen. What it
 reads of the attention is declared in ``needs``; nothing else is computed. It acts after prefill, so it cannot change
 the first generated token; one that says how (``online``) evicts again while tokens are decoded. One that wants to know
-what a reader would look for, where no question says it, has rows run after the prompt: it declares ``second_pass`` in
-``needs``, says for which samples (``second_pass``) and which rows (``tasks``), and scores their entries anew
-(``score_task``). Wrappers change how much stays or what counts, and stand in each other:
-``ada(critical(expected_attention))``.
+what a reader would look for has rows run after the prompt: it declares ``second_pass`` in ``needs``, says for which
+samples (``second_pass``) and which rows (``tasks``), and scores their entries anew (``score_task``). Wrappers change
+how much stays or what counts, and stand in each other: ``ada(critical(expected_attention))``.
 
 Legend: B batch, N cached rows of the prompt, h key-value heads, L layers.
 """

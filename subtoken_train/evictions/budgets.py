@@ -26,6 +26,18 @@ def competing_counts(candidates: Candidates) -> Tensor:
     return torch.stack([competes_BN.sum(-1) for competes_BN in candidates.competes_LBN])
 
 
+def divided(weight_LB: Tensor, candidates: Candidates, least: float = 0.0) -> Tensor:
+    """The whole budget divided by weights; a layer keeps the share ``least`` of its entries, and one at least."""
+    budget_LB, most_LB = candidates.budget_LB, competing_counts(candidates)
+    least_LB = torch.minimum((least * most_LB).long(), budget_LB).clamp(min=1)
+    return divide_budget(weight_LB, budget_LB.sum(0), least_LB, most_LB)
+
+
+def claims(scores: list[Scores]) -> Tensor:
+    """Claims of the layers, fp32 [L, B]."""
+    return torch.stack([each.weight_B for each in scores if each.weight_B is not None])
+
+
 def protected_counts(scores: list[Scores], candidates: Candidates) -> Tensor:
     """Count the entries that compete and are protected, int64 [L, B]."""
     layers = zip(scores, candidates.competes_LBN, strict=True)
@@ -45,13 +57,11 @@ def divide_budget(weight_LB: Tensor, total_B: Tensor, least_LB: Tensor, most_LB:
     """Divide ``total_B`` entries between layers by weight, int64 [L, B].
 
     Every layer gets ``factor * weight``, but not less than ``least_LB`` and not more than ``most_LB``; the factor is
-    the one that spends the total, so what one layer cannot take goes to the others by their weights. Rounded down, and
-    the missing entries go to the largest remainders, ties to the lower layer. In float64 on the CPU: a batch has few of
-    these numbers, and not every device has float64.
+    the one that spends the total. Rounded down, and the missing entries go to the largest remainders, ties to the lower
+    layer. In float64 on the CPU: not every device has float64.
 
     Args:
-        weight_LB: 0 or more, finite; all 0 in a sample counts as all equal, and layers of weight 0 share equally what
-            no other layer can take.
+        weight_LB: 0 or more, finite; layers of weight 0 share equally what no other layer can take.
         total_B: int64; less than the sum of ``least_LB`` spends that sum instead, more than that of ``most_LB`` that.
         least_LB: entries that a layer gets in any case, int64; ``most_LB`` where that is less.
         most_LB: entries that a layer can take, int64.
@@ -91,9 +101,8 @@ def pooled_head_counts(
 ) -> Tensor:
     """Divide one pool among all heads of all layers: entries per layer and head, int64 [L, B, h].
 
-    The budget of a layer is that of each of its heads, unless ``total_B`` of all heads together is given. While tokens
-    are decoded, heads of a sample may be rows of the batch (``Candidates.heads``), in what is returned too. Unless
-    ``lower_bound`` (see ``pooled_counts``) is 0, every head keeps one at least.
+    The budget of a layer is that of each of its heads, unless ``total_B`` of all heads together is given. Heads of a
+    sample may be rows of the batch (``Candidates.heads``). Unless ``lower_bound`` is 0, every head keeps one at least.
     """
     rows, kv_heads = scores[0].shape[:2]
     heads = candidates.heads * kv_heads
@@ -111,15 +120,10 @@ def counts_of_pool(scores: list[Tensor], candidates: Candidates, pool: Pool, low
         return candidates.budget_LB
     if pool == "global":
         return pooled_head_counts(scores, candidates, lower_bound)
-    layers = zip(scores, candidates.regions_LBN, candidates.competes_LBN, candidates.budget_LB, strict=True)
-    return torch.cat(
-        [
-            pooled_head_counts(
-                [each], Candidates([regions_BN], [competes_BN], budget_B[None], heads=candidates.heads), lower_bound
-            )
-            for each, regions_BN, competes_BN, budget_B in layers
-        ]
-    )
+    regions, competes, heads = candidates.regions_LBN, candidates.competes_LBN, candidates.heads
+    budgets = candidates.budget_LB[:, None].unbind(0)
+    alone = [Candidates([x], [y], own, heads=heads) for x, y, own in zip(regions, competes, budgets, strict=True)]
+    return torch.cat([pooled_head_counts([x], own, lower_bound) for x, own in zip(scores, alone, strict=True)])
 
 
 def protected_first(scores: Scores) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from subtoken_train.calibrations import CalibratedNumbers, check_table, check_table_shape, table_words
 from subtoken_train.errors import MAX_TOKENS, check_range
 from subtoken_train.evictions.base import Eviction
-from subtoken_train.evictions.budgets import competing_counts, divide_budget, protected_counts
+from subtoken_train.evictions.budgets import claims, competing_counts, divide_budget, protected_counts
 from subtoken_train.evictions.observers import over_groups, window_length, window_setting
 from subtoken_train.functional.gather import last_marked
 from subtoken_train.view.method import by_settings, setting
@@ -50,14 +50,13 @@ class DuoAttention(Eviction):
     and its code. A number alpha in [0, 1] says how much a key-value head needs its whole cache; it is learned offline
     on recall (``subtoken-train calibrate duo_attention``). Without a file alpha is the share of its attention that a
     head pays to what streaming would not hold, which the paper finds worse. All heads first get what streaming takes;
-    the rest of the budget goes to the heads by falling alpha, each up to its whole cache. The first that it does not
-    fill keeps a longer recent window, so the budget is met exactly; one below what streaming takes in all heads is
-    divided alike.
+    the rest of the budget goes to the heads by falling alpha, each up to its whole cache. A budget below what streaming
+    takes in all heads is divided alike.
 
     Attributes:
         calibration: file of the heads' alphas; None: read off every prompt.
         sinks: first entries of the prompt that a streaming head keeps; None: as the calibration was made, else 128.
-        recent: last competing entries that it keeps; None: as the calibration was made, else 256.
+        recent: last competing entries that it keeps; None: likewise, else 256.
     """
 
     name: ClassVar[str] = "duo_attention"
@@ -78,7 +77,6 @@ class DuoAttention(Eviction):
         return sinks if self.sinks is None else self.sinks, recent if self.recent is None else self.recent
 
     def score(self, view: View) -> Scores:
-        """Later entries score higher, the sinks are protected; the heads' alphas are noted, ``alpha`` [B, h]."""
         sinks, recent = self.streaming
         place_BN, heads = view.entries_BN.cumsum(-1), view.key_BhNd.shape[1]
         if self.calibrated is None:
@@ -134,16 +132,12 @@ class SimLayerKV(Eviction):
     attention to the first and the recent entries. The score of a layer's entries is what it pays elsewhere, so the
     released rule of 0.9 (kvpress: 0.9 for Llama 3, 0.85 for Qwen, 0.8 for Mistral, 0.65 for Llama 2) is
     ``eviction_keep: {threshold: 0.1, window: 0}``. With a budget (ours) the layers that pay most elsewhere are whole,
-    as far as it goes beside the others' first and recent entries; the one that it does not fill keeps more recent
-    entries. A budget below all first and recent entries is divided alike.
-
-    Recent entries are the last in scope; attention to what stays anyway counts as the first entries' does; the prompt's
-    last rows look, not the first decoded one; kvpress leaves out a row's own entry.
+    as far as it goes beside the others' first and recent entries; a budget below these is divided alike. The prompt's
+    last rows look, not the first decoded one; attention to what stays anyway counts as the first entries' does.
 
     Attributes:
         sinks: first entries of the prompt that a lazy layer keeps.
-        recent: last entries in scope that it keeps: a whole number, or, between 0 and 1, their share of the layer's
-            budget, rounded down, 1 at least.
+        recent: last entries in scope that it keeps: a whole number, or a share of the layer's budget.
         rows: last rows of the prompt whose attention says which layers are lazy; the paper's prefill variant takes 32.
     """
 
@@ -171,13 +165,11 @@ class SimLayerKV(Eviction):
         return Scores(scores_B1N, held_BN, weight_B=elsewhere_B, notes={"sinks": sinks_BN})
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        elsewhere_LB = torch.stack([each.weight_B for each in scores if each.weight_B is not None])
         held = [each.protected_BN & own for each, own in zip(scores, candidates.competes_LBN, strict=True)]
         most_LB = competing_counts(candidates)
         least_LB = torch.minimum(torch.stack([each.sum(-1) for each in held]).clamp(min=1), most_LB)
-        return head_counts(elsewhere_LB[..., None], least_LB, most_LB, candidates.budget_LB.sum(0))[..., 0]
+        return head_counts(claims(scores)[..., None], least_LB, most_LB, candidates.budget_LB.sum(0))[..., 0]
 
     def at_budget(self, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
-        """Later entries score higher, and the sinks alone are protected."""
         places_N = torch.arange(competes_BN.shape[1], device=competes_BN.device).float()
         return replace(scores, scores_BhN=places_N.expand_as(scores.scores_BhN), protected_BN=scores.notes["sinks"])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from subtoken_train.calibrations import CalibratedNumbers, check_table, check_table_shape, table_words
 from subtoken_train.evictions.base import Eviction, layer_count, protect_last
-from subtoken_train.evictions.budgets import competing_counts, divide_budget, protected_counts
+from subtoken_train.evictions.budgets import claims, competing_counts, divide_budget, divided, protected_counts
 from subtoken_train.evictions.observers import GroupReduction, over_groups, share_of, window_setting
 from subtoken_train.functional.causal_attention import attention_blocks
 from subtoken_train.functional.gather import last_marked
@@ -31,14 +31,12 @@ class H2O(Eviction):
     after the prompt: an entry's score is the sum of its column of the causal attention matrix, which is computed a
     second time for it, a block of rows at a time. The paper gives recent entries half of the budget; its code and
     KVCache-Factory a fixed number (``window``). Where only the context competes the prompt's last entries stay anyway
-    and cost no budget. While tokens are decoded (``eviction_every``) sums go on. Samples are not added up, as that code
-    does.
+    and cost no budget. While tokens are decoded (``eviction_every``) sums go on.
 
     Attributes:
-        recent_share: as many of the prompt's last entries as this share of the budget always stay, in [0, 1], rounded
-            down.
+        recent_share: as many of the prompt's last entries as this share of the budget always stay, rounded down.
         window: if not 0, that many of the prompt's last entries stay instead, or as many as the budget has; between 0
-            and 1 a share of the budget, which is ``recent_share`` by the name that it has in other methods.
+            and 1 a share of the budget, as ``recent_share`` is.
         normalise: divide an entry's sum by the number of rows that can see it (kvpress, ``observed_attention``).
         group: over the query heads of a key-value head, ``mean`` or ``max``; the paper has no grouped heads.
     """
@@ -65,7 +63,6 @@ class H2O(Eviction):
         return Scores(scores_BhN, torch.zeros_like(entries_BN), notes=notes, carried=sums)
 
     def at_budget(self, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
-        """Protect the recent window; a last row that is in scope is one of the budget's entries, and of the window."""
         count_B = layer_count(count_Bh) + (scores.notes["in_scope"] & ~competes_BN).sum(-1)
         if isinstance(self.window, int) and self.window:
             recent_B = torch.full_like(count_B, self.window)
@@ -83,9 +80,8 @@ class LookM(H2O):
     the head is added (twice, so that rounding changes nothing). What a head drops joins the kept entry whose key is
     most like its own, by the merge ``pivot`` unless another is asked for. Without an image it is H2O with merging.
 
-    The budget is exact, where the release keeps all text whatever the budget. It takes 65,516 from visual scores, which
-    in half precision leaves steps of 32. Its averaging and weighting pair entries with other entries' keys; neither is
-    offered. While decoding, generated entries are text, and nothing is merged.
+    The budget is exact, where the release keeps all text whatever the budget. Its averaging and weighting pair entries
+    with other entries' keys; neither is offered. While decoding, generated entries are text, and nothing is merged.
     """
 
     name: ClassVar[str] = "look_m"
@@ -112,8 +108,8 @@ class MEDA(LookM):
     budget. Entries are chosen by LOOK-M, and merged by a plain mean (the merge ``average``).
 
     A reconstruction from the abstract and a function of the release that nothing calls: each softmax runs over the
-    other kind alone, wherever it stands. What the release runs takes the entropy of the whole causal attention, clips
-    shares and loses the rest, and keeps all text; here the budget is exact. Prompts without an image are refused.
+    other kind alone. What the release runs takes the entropy of the whole causal attention. Prompts without an image
+    are refused.
     """
 
     name: ClassVar[str] = "meda"
@@ -129,10 +125,7 @@ class MEDA(LookM):
         return replace(super().score(view), weight_B=entropy_B, carried=None)
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        entropy_LB = torch.stack([each.weight_B for each in scores if each.weight_B is not None])
-        budget_LB, most_LB = candidates.budget_LB, competing_counts(candidates)
-        least_LB = torch.minimum((LEAST * most_LB).long(), budget_LB).clamp(min=1)
-        return divide_budget(entropy_LB.softmax(0) * budget_LB, budget_LB.sum(0), least_LB, most_LB)
+        return divided(claims(scores).softmax(0) * candidates.budget_LB, candidates, LEAST)
 
 
 def entropy_of(view: View, rows_BN: Tensor, keys_BN: Tensor) -> Tensor:
@@ -153,8 +146,7 @@ class Elastic(Eviction):
     Source: "Efficient Inference of Vision Instruction-Following Models with Elastic Cache" and its code: the attention
     that an entry receives, summed over all rows, mean over all query heads, one set for a layer. A dropped entry is
     merged into the nearest that stays (the merge ``position``) unless another merge is asked for. The released code
-    takes ``argsort`` for a rank and so keeps entries by chance (a test shows it); here the best scores stay, as the
-    paper says.
+    takes ``argsort`` for a rank and so keeps entries by chance; here the best scores stay, as the paper says.
 
     Attributes:
         sinks: first entries of the prompt that always stay, inside the budget.
@@ -219,11 +211,11 @@ class PrefixKV(Elastic):
     Source: "PrefixKV: Adaptive Prefix KV Cache is What Vision Instruction-Following Models Need for Efficient
     Generation" and its code. What a layer's best entries hold together of its attention is a rising curve; one level
     for all layers says how far each prefix reaches, so that all together are the budget. The release bisects for the
-    level; here all curves' values are sorted once, which gives it exactly. Shares found offline, as in the paper, stand
-    in the file ``calibration`` (``subtoken-train calibrate prefixkv``). Nothing is merged unless it is asked for.
+    level; here all curves' values are sorted once, which gives it exactly. Nothing is merged unless it is asked for.
 
     Attributes:
-        calibration: file of the layers' shares, which then hold for every prompt; None: every prompt's own prefixes.
+        calibration: file of shares found offline, as in the paper (``subtoken-train calibrate prefixkv``), which then
+            hold for every prompt; None: every prompt's own prefixes.
     """
 
     name: ClassVar[str] = "prefixkv"

@@ -25,12 +25,11 @@ class StreamingLLM(Eviction):
     """StreamingLLM (Xiao et al., 2024): the first few entries and the most recent ones, whatever they hold.
 
     Source: sections 3.1-3.2 of "Efficient Streaming Language Models with Attention Sinks" and its code, which turns
-    keys to closed-up positions: ``rerotate: true`` here. While tokens are decoded the window moves on
-    (``eviction_every``). Sinks are the first entries of the whole prompt, recent ones the last of what competes.
-    KVCache-Factory's class of that name fixes the window: ``sinks`` = capacity - window.
+    keys to closed-up positions: ``rerotate: true`` here. Sinks are the first entries of the whole prompt, recent ones
+    the last of what competes. KVCache-Factory's class of that name fixes the window: ``sinks`` = capacity - window.
 
     Attributes:
-        sinks: first entries that always stay, inside the budget; a budget no larger leaves only sinks, the latest.
+        sinks: first entries that always stay, inside the budget.
     """
 
     name: ClassVar[str] = "streaming_llm"
@@ -48,8 +47,7 @@ class StreamingLLM(Eviction):
 class RandomEviction(Eviction):
     """Control: entries at random, in every layer and head anew.
 
-    Scores are a hash of (seed, layer, head, place among the sample's entries), the same in every run and any batch; two
-    prompts of the same length keep the same places.
+    Scores are a hash of (seed, layer, head, place among the sample's entries), the same in every run and any batch.
 
     Attributes:
         seed: which random choice.
@@ -72,7 +70,7 @@ class KNorm(Eviction):
     """Key norm (Devoto et al., 2024): entries whose keys are short stay.
 
     Source: "A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression". The paper leaves the first layers
-    whole, and protects nothing either.
+    whole.
     """
 
     name: ClassVar[str] = "knorm"
@@ -91,7 +89,7 @@ class KeyDiff(Eviction):
 
     Source: "KeyDiff: Key Similarity-Based KV Cache Eviction for Long-Context LLM Inference in Resource-Constrained
     Environments" (2504.15364), in the form of kvpress 0.5.4: minus the cosine similarity of an entry's rotated key to
-    the mean of all normalised keys. The prompt is read whole (the paper evicts in blocks); nothing is protected.
+    the mean of all normalised keys. The paper evicts in blocks; nothing is protected.
     """
 
     name: ClassVar[str] = "keydiff"
@@ -120,8 +118,7 @@ class LagKV(Eviction):
     of kvpress 0.5.4. After the sinks the prompt is cut into partitions. The smallest and the largest value of each
     channel in the *next* partition are 0 and 1 for this one's keys and values; an entry's spread over the channels,
     softmax within the partition, mean of key and value, is ranked there. The last whole partition and what follows it
-    stay; with fewer than two partitions the latest entries do. A channel that is constant in the next partition is left
-    out, where the release divides by 0.
+    stay. A channel that is constant in the next partition is left out.
 
     Attributes:
         sinks: first entries of the prompt that always stay, inside the budget.
@@ -192,7 +189,7 @@ class CUR(Eviction):
     Source: "Value-Guided KV Compression for LLMs via Approximated CUR Decomposition" (2509.15038), its authors' press,
     and kvpress 0.5.4, whose defaults these are. The leverage of a key, and of a value, is its squared norm as a share
     of that of its window of 16 entries; the score is their product, over the sum of a head's. Norms are not estimated
-    from a sketch (off by default there); a window of zeros gives 0; windows begin at a prompt's own first entry.
+    from a sketch (off by default there); windows begin at a prompt's own first entry.
 
     Attributes:
         sinks: first entries of the prompt that always stay, inside the budget.
@@ -276,8 +273,7 @@ class Compactor(Eviction):
     leverage of the keys before their rotary embedding, from a Gaussian sketch; (b) attention without a causal mask
     inside chunks, summed over a chunk's rows, mean over a group, times the norm of the value, mean of three neighbours.
     Each is standardised over a prompt's heads and entries (there, over its batch); the score is ``blending`` (a) + (b).
-    A question's rows are scored and observe like any others. The sketch is drawn from a seed, the same for every
-    prompt. No calibration of the budget per prompt (the paper's second half).
+    No calibration of the budget per prompt (the paper's second half).
 
     Attributes:
         sinks: first entries of the prompt that always stay, inside the budget.
@@ -286,9 +282,7 @@ class Compactor(Eviction):
         sketch: width of the Gaussian sketch.
         blending: factor of the leverage; None: the share of the competing entries that is removed.
         scaled: attention scores are divided by the root of the head width; the release does not.
-        masked: the last chunk is as long as what is left. The release fills it up with zeros that take part, as keys
-            with weight exp(0) and as rows that look at all alike; an entry's score then depends on how much is missing
-            to a whole chunk.
+        masked: the last chunk is as long as what is left; the release fills it up with zeros that take part.
         seed: of the sketch.
     """
 
@@ -305,7 +299,6 @@ class Compactor(Eviction):
     seed: int = setting(0, 0, 1 << 32)
 
     def score(self, view: View) -> Scores:
-        """The attention part, [B, h, N], plus the leverage part (note ``leverage``) where ``blending`` is given."""
         place_BN = view.entries_BN.cumsum(-1)
         inner_BN = (place_BN > self.sinks) & (place_BN <= view.entries_BN.sum(-1, keepdim=True) - self.last)
         inner_BN = inner_BN & view.entries_BN
@@ -324,7 +317,6 @@ class Compactor(Eviction):
         return found if self.blending is None else _blended(found, self.blending)
 
     def at_budget(self, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
-        """Without a ``blending`` of its own: the leverage part is added with the removed share, mean over the heads."""
         if self.blending is not None:
             return scores
         count_B = count_Bh.float() if count_Bh.dim() == 1 else count_Bh.float().mean(-1)

@@ -2,10 +2,9 @@
 
 Source: "KVCompose: Efficient Structured KV Cache Compression with Composite Tokens", equations 14-24. The k-th entry
 that stays in a layer is a composite token: the k-th best of every head. Its importance is the mean over the heads; all
-composite tokens of all layers compete, and a layer keeps as many as win. Setting ``kvpress`` imitates that release,
-whose first layer has, rank by rank, the largest importance of any layer. Otherwise than in both, a layer (a head, if
-not structured) keeps an entry at least, unless ``lower_bound`` is 0, and the budget is rounded layer by layer, unless
-``exact_total`` is set; ties go to the lower layer.
+composite tokens of all layers compete, and a layer keeps as many as win. Otherwise than in paper and release (which the
+setting ``kvpress`` imitates), a layer (a head, if not structured) keeps an entry at least, unless ``lower_bound`` is 0,
+and the budget is rounded layer by layer, unless ``exact_total`` is set.
 
 With a question, its rows' attention counts; without one, as in the release, the context runs a second time after its
 own cache, and its rows' does. While tokens are decoded (``eviction_every``, ours) the rows since the last eviction ask;
@@ -35,22 +34,21 @@ class KVCompose(Eviction):
     """KVCompose.
 
     Attributes:
-        task: whose attention counts. ``aware``: the rows that ask, after the image or the context (``task_rows``).
-            ``agnostic``: all rows of the prompt, run a second time after its cache, which takes another pass over them
-            and twice the positions. ``causal``: all rows of the prompt in its own pass, which spares that and costs
-            most of the quality. ``auto``: ``aware`` for a prompt with a question, ``agnostic`` for one that ends with
-            its image or context.
+        task: whose attention counts. ``aware``: the rows that ask, after the image or the context. ``agnostic``: all
+            rows of the prompt, run a second time after its cache. ``causal``: all rows of the prompt in its own pass,
+            which spares the second and costs most of the quality. ``auto``: ``aware`` for a prompt with a question,
+            ``agnostic`` for one that ends with its image or context.
         structured: the same number of entries in every head of a layer; otherwise all heads of all layers compete in
             one pool, as entries of their own.
-        composite: each head keeps its own best entries; otherwise all of a layer keep those of the best mean. With
-            ``adaptive`` one of the two halves whose ablation the paper reports without numbers; structured only.
+        composite: each head keeps its own best entries; otherwise all of a layer keep those of the best mean.
+            Structured only.
         adaptive: the layers share one pool; otherwise each keeps its own budget. Structured only.
         kvpress: the first layer's curve of importance is the largest of all layers', rank by rank (structured only).
         value_norm: scores are multiplied by the norm of the value (an option of kvpress; off in the paper).
-        lower_bound: entries that every layer (head, if not structured) keeps, where it has them; 0, as in the paper and
-            the release, may leave a layer none of what competes.
+        lower_bound: entries that every layer (head, if not structured) keeps; 0, as in the paper and the release, may
+            leave a layer none of what competes.
         exact_total: the entries of all layers together are the budget's share of all of them, rounded down once
-            (equation 21), up to L - 1 more than whole budgets of the layers.
+            (equation 21).
     """
 
     name: ClassVar[str] = "kvcompose"
@@ -90,7 +88,6 @@ class KVCompose(Eviction):
         return unasked_B if self.task == "auto" else torch.full_like(unasked_B, self.task == "agnostic")
 
     def score_task(self, view: View) -> Tensor:
-        """Scores from the second pass, [B, h, N] ([B, 1, N] unless ``composite``): all rows of the task count."""
         states = view.received(largest=True), view.value_BhNd.shape[1], view.value_norms() if self.value_norm else None
         return token_scores(*states) if self.composite else head_scores(*states).mean(1, keepdim=True)
 

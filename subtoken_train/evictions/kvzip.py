@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subtoken_train.calibrations import CalibratedNumbers
-from subtoken_train.errors import check_range
+from subtoken_train.errors import check_range, refuse
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.budgets import Pool, counts_of_pool, protected_first
 from subtoken_train.evictions.observers import over_groups
@@ -37,8 +37,19 @@ HINT = 8  # last tokens of the chunk before that a later sentence names
 Level = Literal["token", "head"]
 
 
+class PooledBudget(Eviction):
+    """Layers and heads share a budget as the setting ``pool`` says; ``lower_bound`` entries stay in every head."""
+
+    pool: Pool
+    lower_bound: int
+
+    may_empty = by_settings(lambda self: not self.lower_bound)
+    across_layers = by_settings(lambda self: self.pool == "global")
+    heads_differ = by_settings(lambda self: self.pool != "head")
+
+
 @dataclass(frozen=True)
-class KVzip(Eviction):
+class KVzip(PooledBudget):
     """KVzip: entries stay by the largest attention that they receive while the model says the context again.
 
     Source: "KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction" (arXiv 2505.23416), its code
@@ -47,22 +58,17 @@ class KVzip(Eviction):
     rows up to each; an entry scores the largest probability of any row and query head of its group. One threshold for
     all layers and heads says what stays, so heads keep unlike numbers of entries.
 
-    The context is what lies between the first and the last visual or context token. What stands outside of it competes
-    under scope ``all`` alone, and scores 1, so that the context goes first, as in both releases. The budget is met
-    exactly, and every head keeps an entry at least unless ``lower_bound`` is 0: kvpress then keeps the very same
-    entries. Where a chat template opens the prompt, the sentence ends and the answer opens as that template does it.
-    KVzip+ and scores stored for a model's heads are not offered.
+    The context lies between the first and the last visual or context token; what stands outside of it competes under
+    scope ``all`` alone, and scores 1, as in both releases. The budget is met exactly. Where a chat template opens the
+    prompt, the answer opens as that template does it. KVzip+ and scores stored for a model's heads are not offered.
 
     Attributes:
-        chunk: tokens of the context that are repeated at a time; the original's 2,000 and kvpress's 2,048 keep what
-            exists beside the cache small.
+        chunk: tokens of the context that are repeated at a time; the original has 2,000, kvpress 2,048.
         sinks: first entries of the prompt that every task sees beside its chunk.
-        level: ``token`` keeps the best entries; ``head`` the best heads, by their best entry, each whole as long as the
-            budget lasts.
+        level: ``token`` keeps the best entries; ``head`` the best heads, by their best entry, each whole.
         pool: what shares a budget: ``global`` all layers and heads (the paper), ``layer`` the heads of a layer
-            (kvpress's ``layerwise``), ``head`` each head for itself (the original's ``uniform``).
-        lower_bound: entries that every head keeps, where it has them; 0, as in the releases, may leave a head none of
-            what competes.
+            (kvpress's ``layerwise``), or each ``head`` (the original's ``uniform``).
+        lower_bound: entries that every head keeps, where it has them; 0, as in the releases, may leave a head none.
     """
 
     name: ClassVar[str] = "kvzip"
@@ -82,12 +88,8 @@ class KVzip(Eviction):
             raise ValueError("kvzip level=head keeps whole heads: use pool global or layer")
 
     absolute = by_settings(lambda self: Scale(log=True, high=0.0) if self.level == "token" else None)
-    may_empty = by_settings(lambda self: not self.lower_bound)
-    across_layers = by_settings(lambda self: self.pool == "global")
-    heads_differ = by_settings(lambda self: self.pool != "head")
 
     def score(self, view: View) -> Scores:
-        """1 for entries outside of the context; the others are scored by the tasks, [B, h, N]."""
         outside_BN = view.entries_BN & ~repeated_context(view.regions_BN)
         scores_BhN = outside_BN[:, None].float().expand(-1, view.key_BhNd.shape[1], -1)
         return Scores(scores_BhN, torch.zeros_like(outside_BN))
@@ -96,7 +98,6 @@ class KVzip(Eviction):
         return torch.ones_like(regions_BN[:, 0], dtype=torch.bool)
 
     def tasks(self, regions_BN: Tensor) -> list[TaskPlan]:
-        """A task for every chunk of the longest context."""
         context_BN = repeated_context(regions_BN)
         place_BN = torch.where(context_BN, context_BN.cumsum(-1) - 1, -1)
         plans = []
@@ -176,18 +177,14 @@ class TokenScorers(CalibratedNumbers):
         return [_tensors(f"layers[{number}]", text, shapes) for number, text in enumerate(self.layers)]
 
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        if (len(self.layers), self.heads) != (num_layers, num_kv_heads):
-            raise ValueError(
-                f"kvzap's file has nets for {len(self.layers)} layers of {self.heads} heads, and the backbone "
-                f"{num_layers} of {num_kv_heads}"
-            )
+        found = f"kvzap's file has nets for {len(self.layers)} layers of {self.heads} heads"
+        unlike = (len(self.layers), self.heads) != (num_layers, num_kv_heads)
+        refuse((unlike, f"{found}, and the backbone {num_layers} of {num_kv_heads}"))
 
     def check_width(self, hidden_size: int) -> None:
-        if self.width != hidden_size:
-            raise ValueError(
-                f"kvzap's file has nets that read {self.width:,} numbers of a token, and the backbone's layers have "
-                f"{hidden_size:,}; make its own: subtoken-train calibrate kvzap"
-            )
+        found = f"kvzap's file has nets that read {self.width:,} numbers of a token, and the backbone's layers have"
+        instead = "make its own: subtoken-train calibrate kvzap"
+        refuse((self.width != hidden_size, f"{found} {hidden_size:,}; {instead}"))
 
     def words(self) -> str:
         net = f"{self.width} to {self.heads}" if not self.hidden else f"{self.width} to {self.hidden} to {self.heads}"
@@ -217,24 +214,21 @@ def foretold(net: Sequence[Tensor], input_BND: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class KVzap(Eviction):
+class KVzap(PooledBudget):
     """KVzap: a small net per layer predicts KVzip's scores; nothing runs twice.
 
     Source: "KVzap" (arXiv 2601.07891), in the form of kvpress (``kvzap_press.py``, ``kvzap/train.py``). A linear map,
     or two layers with a GELU between them, turns what a layer projects to queries, keys and values into the log of the
     score that KVzip would give the entry, for each key-value head. ``subtoken-train calibrate kvzap`` learns a
-    backbone's nets, and ``calibration`` names the file. As under KVzip one budget serves all layers and heads. While
-    tokens are decoded (``eviction_every``) new entries are scored as they come, and others keep their scores. The
-    release's threshold with a window of 128 is ``eviction_keep: {threshold: -4}`` here; with a budget fewer of the last
-    entries always stay. The nets run in fp32. No first entries are protected, and the question is not read.
+    backbone's nets. As under KVzip one budget serves all layers and heads. While tokens are decoded new entries are
+    scored as they come, and others keep their scores. The release's threshold with a window of 128 is ``eviction_keep:
+    {threshold: -4}`` here; with a budget fewer of the last entries always stay. The question is not read.
 
     Attributes:
         calibration: file of the nets; needed.
-        pool: what shares a budget: ``global`` all layers and heads, ``layer`` the heads of a layer, ``head`` each head
-            for itself.
-        last: last entries of the prompt, and while tokens are decoded of all, that always stay; they count in the
-            budget where they compete.
-        lower_bound: entries that every head keeps, where it has them; 0 may leave a head none of what competes.
+        pool: what shares a budget: ``global`` all layers and heads, ``layer`` the heads of a layer, or each ``head``.
+        last: last entries of the prompt, and while tokens are decoded of all, that always stay, inside the budget.
+        lower_bound: entries that every head keeps, where it has them; 0 may leave a head none.
     """
 
     name: ClassVar[str] = "kvzap"
@@ -255,12 +249,7 @@ class KVzap(Eviction):
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
         self.read_numbers("; or use kvzip")
 
-    may_empty = by_settings(lambda self: not self.lower_bound)
-    across_layers = by_settings(lambda self: self.pool == "global")
-    heads_differ = by_settings(lambda self: self.pool != "head")
-
     def score(self, view: View) -> Scores:
-        """The net's scores, [B, h, N]; while tokens are decoded those of new ones, after what entries had."""
         place = view.layer, view.key_BhNd.device
         if place not in self._placed:
             self._placed[place] = [each.to(place[1]) for each in self.read_numbers().nets[view.layer]]

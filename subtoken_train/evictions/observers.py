@@ -73,10 +73,8 @@ def window_setting(default: float, least: int = 1) -> Any:
     def check(name: str, window: object) -> None:
         entries = type(window) is int and window >= least
         if not entries and not (type(window) is float and 0 < window < 1):
-            raise ValueError(
-                f"{name}={window!r} must be {least} or more entries, a whole number, or a share of the budget "
-                "between 0 and 1, for instance 0.1"
-            )
+            share = "or a share of the budget between 0 and 1, for instance 0.1"
+            raise ValueError(f"{name}={window!r} must be {least} or more entries, a whole number, {share}")
 
     return checked_setting(default, check)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.calibrations import CalibratedNumbers, check_table, table_words
+from subtoken_train.errors import refuse
 from subtoken_train.evictions.base import Eviction, fitting, layer_count, protect_last
 from subtoken_train.evictions.budgets import competing_counts
 from subtoken_train.evictions.observers import over_groups, share_of, task_rows, window_setting
@@ -30,8 +31,8 @@ class TOVA(Eviction):
     """TOVA (Oren et al., 2024): the entries that the prompt's last row attends to, one set for all heads of a layer.
 
     Source: "Transformers are Multi-State RNNs" (2401.06104) and its code (``tova_cache.py`` @9c7d09b): attention of the
-    last row, mean over all query heads. The paper evicts at every step while decoding, here after ``eviction_every``
-    tokens, by the last one's row. The last row is the question's, or without a question the context's own.
+    last row, mean over all query heads. The paper evicts at every step of decoding, here after ``eviction_every``
+    tokens.
 
     Attributes:
         protect_last: the prompt's last entry always stays, inside the budget (kvpress).
@@ -58,10 +59,8 @@ class Finch(Eviction):
     Source: "FINCH: Prompt-guided Key-Value Cache Compression for Large Language Models" (2408.00167), its code and
     kvpress 0.5.4. The score is the attention of the question's rows, each times the number of entries up to it, mean
     over rows and a group's query heads. The question's entries stay; prompts without one, and contexts compressed
-    before their question, are refused.
-
-    A set per key-value head, as in kvpress (one for all heads in the paper). Both turn what stays to closed-up
-    positions: ``rerotate: true`` here. The context is read whole.
+    before their question, are refused. A set per key-value head, as in kvpress (one for all heads in the paper). Both
+    turn what stays to closed-up positions: ``rerotate: true`` here.
 
     Attributes:
         normalise: weight every row by the number of entries up to it.
@@ -87,13 +86,12 @@ class QuestSteps(Eviction):
 
     Source: "Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference" (Tang et al., 2024), sections
     3.2-3.4, and its code. The smallest and largest value of each key channel in a page bound the logits of its entries;
-    the pages with the largest bounds are read, in the first layers everything.
+    the pages with the largest bounds are read.
 
-    **No bytes are freed**: ``eviction_keep`` is the share (or number) of the entries in scope that a step reads, tables
-    say ``reads``, and the page index comes on top of the full cache. The reducer ``quest`` chooses pages once and drops
-    the others. Pages are chosen per key-value head, by the mean of its query heads' bounds. Pages that hold an entry
-    out of scope, the last page and what was generated since are always read; the budget is rounded down to pages;
-    tokens that are not decoded one by one read everything. It does not go with value groups.
+    **No bytes are freed**: ``eviction_keep`` is the share (or number) of the entries in scope that a step reads, and
+    the page index comes on top of the full cache. The reducer ``quest`` chooses pages once and drops the others. Pages
+    are chosen per key-value head, by the mean of its query heads' bounds. Pages that hold an entry out of scope, the
+    last page and what was generated since are always read. It does not go with value groups.
 
     Attributes:
         page_size: entries of a page.
@@ -136,11 +134,9 @@ class HeadDirections(CalibratedNumbers):
 
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
         found = len(self.direction), len(self.direction[0]), len(self.direction[0][0])
-        if found != (num_layers, num_kv_heads, head_dim):
-            raise ValueError(
-                f"direction has {found[0]} layers of {found[1]} heads of width {found[2]}, and the backbone "
-                f"{num_layers} of {num_kv_heads} of {head_dim}"
-            )
+        words = "direction has {} layers of {} heads of width {}".format(*found)
+        unlike = found != (num_layers, num_kv_heads, head_dim)
+        refuse((unlike, f"{words}, and the backbone {num_layers} of {num_kv_heads} of {head_dim}"))
 
     def words(self) -> str:
         lengths = torch.tensor(self.direction).norm(dim=-1).tolist()
@@ -154,11 +150,11 @@ class QFilter(Eviction):
     Source: "Q-Filters: Leveraging QK Geometry for Efficient KV Cache Compression" (arXiv 2503.02812), section 3, and
     its code. The direction u of a head is the first right singular vector of its queries, not centred, with the sign of
     their mean projection; that of a key-value head is the mean over its query heads. An entry scores the projection of
-    its rotated key on u. ``calibration`` names a file of directions that were found offline, as in the paper
-    (``subtoken-train calibrate q_filter``). Nothing is protected.
+    its rotated key on u. Nothing is protected.
 
     Attributes:
-        calibration: file of the directions; None: those of the prompt's own queries.
+        calibration: file of directions found offline, as in the paper (``subtoken-train calibrate q_filter``); None:
+            those of the prompt's own queries.
     """
 
     name: ClassVar[str] = "q_filter"
@@ -201,16 +197,16 @@ class ExpectedAttention(Eviction):
 
     Source: "Expected Attention: KV Cache Compression by Estimating Attention from Future Queries Distribution"
     (2510.00636), in the form of kvpress 0.5.4. Queries before their rotary embedding are taken to be normal, with the
-    mean and the covariance of the prompt's own (a question's among them). Turned by the mean rotation of the next
-    ``future`` positions, they give an entry's expected exp(q.k) in closed form; its share among all entries, mean over
-    a group, times the norm of its value, is the score.
+    mean and the covariance of the prompt's own. Turned by the mean rotation of the next ``future`` positions, they give
+    an entry's expected exp(q.k) in closed form; its share among all entries, mean over a group, times the norm of its
+    value, is the score.
 
     Attributes:
         future: positions after the prompt whose mean rotation the queries get.
         sinks: first entries of the prompt that always stay, inside the budget, and count in no statistic.
         covariance: of the queries, counts; otherwise their mean alone.
         value_norm: scores are multiplied by the norm of the value.
-        epsilon: added to the expected attention before that; it does nothing where ``value_norm`` is off.
+        epsilon: added to the expected attention before that.
     """
 
     name: ClassVar[str] = "expected_attention"
@@ -273,9 +269,9 @@ DISTANCES = 17  # from 1 to 65,536
 
 @dataclass(frozen=True)
 class QueryCentres(CalibratedNumbers):
-    """Queries of every layer and query head before their rotary embedding, each [L, H, d].
+    """Mean of the queries of every layer and query head before their rotary embedding, [L, H, d].
 
-    ``mean``: their mean. ``length``: mean length of the pair that a channel is turned in, at both of its channels.
+    ``length``: mean length of the pair that a channel is turned in, at both of its channels.
     """
 
     mean: list[list[list[float]]]
@@ -291,9 +287,9 @@ class QueryCentres(CalibratedNumbers):
 
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
         layers, heads, width = len(self.mean), len(self.mean[0]), len(self.mean[0][0])
-        if (layers, heads % num_kv_heads, width) != (num_layers, 0, head_dim):
-            found = f"mean has {layers} layers of {heads} query heads of width {width}"
-            raise ValueError(f"{found}, and the backbone {num_layers} of a multiple of {num_kv_heads} of {head_dim}")
+        unlike = (layers, heads % num_kv_heads, width) != (num_layers, 0, head_dim)
+        found = f"mean has {layers} layers of {heads} query heads of width {width}"
+        refuse((unlike, f"{found}, and the backbone {num_layers} of a multiple of {num_kv_heads} of {head_dim}"))
 
     def words(self) -> str:
         mean_LH, length_LH = (torch.tensor(each).norm(dim=-1) for each in (self.mean, self.length))
@@ -315,9 +311,7 @@ class TriAttention(Eviction):
     around one centre, which ``subtoken-train calibrate triattention`` finds; the logit of an entry at a distance is
     then a sum of cosines, one per frequency. Its mean over the distances 1, 2, 4, ... after the next position, plus,
     per frequency, the key's length times what the queries' mean length is above their mean's, is the score. A query
-    head's scores are standardised, a group's largest counts. The cached, turned key is scored as it is.
-
-    One set for all heads or layers is not offered.
+    head's scores are standardised, a group's largest counts.
 
     Attributes:
         calibration: file of the mean queries; needed.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from subtoken_train.calibrations import CalibratedNumbers, check_table, check_table_shape, table_words
 from subtoken_train.evictions.base import Eviction, fitting
-from subtoken_train.evictions.budgets import competing_counts, divide_budget, protected_counts
+from subtoken_train.evictions.budgets import claims, competing_counts, divide_budget, protected_counts
 from subtoken_train.evictions.observers import (
     GroupReduction,
     Pooling,
@@ -31,31 +31,37 @@ PoolPer = Literal["query_head", "kv_head"]
 RowReduction = Literal["sum", "mean"]
 
 
+class Windowed(Eviction):
+    """A method that reads the last ``window`` rows: in chunks, and while decoding, where that is a number."""
+
+    needs: ClassVar[frozenset[Need]] = frozenset({"rows"})
+    window: int | float
+
+    online = by_settings(lambda self: Online(rows=self.window if isinstance(self.window, int) else None))
+    observing_rows = by_settings(lambda self: self.window if isinstance(self.window, int) else None)
+
+
 @dataclass(frozen=True)
-class SnapKV(Eviction):
+class SnapKV(Windowed):
     """SnapKV (Li et al., 2024): the last rows of the prompt say which entries matter, neighbours together.
 
     Source: Listing 1 of "SnapKV: LLM Knows What You are Looking for Before Generation" and its code: attention of the
     last ``window`` rows, summed over them, smoothed over neighbouring entries; the window itself stays. What
     re-implementations do otherwise is a setting each; the defaults are those of the released class. Every key-value
-    head has one set, where the released code repeats keys for all query heads. ``eviction_every`` evicts while decoding
-    too, by the rows decoded since the last time. Where only the context competes, what follows it observes and costs no
-    budget. Where nothing follows it, or everything competes, the window is inside the budget: one as long as the budget
-    leaves no choice, one that is a share of it always does.
+    head has one set, where the release repeats keys for all query heads. Where only the context competes, what follows
+    it observes and costs no budget; else the window is inside the budget, and must be shorter to leave a choice.
 
     Attributes:
-        window: last entries of the prompt that observe, and always stay: a whole number, or, between 0 and 1, their
-            share of the layer's budget, rounded down, 1 at least.
+        window: last entries of the prompt that observe and always stay: a whole number, or a share of the layer's
+            budget between 0 and 1, rounded down, 1 at least.
         kernel: entries that are pooled together, odd.
-        pooling: ``avg`` (what hangs over an edge counts as 0) or ``max`` (its ties go to the lower index).
+        pooling: ``avg`` (0 beyond an edge) or ``max``.
         pool_per: pool the scores of every ``query_head`` and then reduce a group, or a ``kv_head``'s reduced scores.
-        rows: ``sum`` or ``mean`` over the window's rows; a scale that changes no set of a head, unless ``critical``
-            adds its epsilon, or a threshold decides, which needs ``mean``.
+        rows: ``sum`` or ``mean`` over the window's rows; a threshold needs ``mean``, and so does ``critical``.
         group: over the query heads of a key-value head, ``mean`` or ``max``.
     """
 
     name: ClassVar[str] = "snapkv"
-    needs: ClassVar[frozenset[Need]] = frozenset({"rows"})
 
     window: int | float = window_setting(64)
     kernel: int = kernel_setting(5)
@@ -64,8 +70,6 @@ class SnapKV(Eviction):
     rows: RowReduction = "sum"
     group: GroupReduction = "mean"
 
-    online = by_settings(lambda self: Online(rows=self.window if isinstance(self.window, int) else None))
-    observing_rows = by_settings(lambda self: self.window if isinstance(self.window, int) else None)
     absolute = by_settings(
         lambda self: Scale(log=True, high=0.0) if self.rows == "mean" and isinstance(self.window, int) else None
     )
@@ -93,15 +97,13 @@ class PyramidKV(SnapKV):
 
     Source: section 3.2 of "PyramidKV: Dynamic KV Cache Compression based on Pyramidal Information Funneling" and its
     code: without the window every layer has ``base`` entries on average; the last layer gets ``base // beta``, the
-    first what makes their mean ``base``, those between lie on a line, flatter where a layer has fewer entries. The code
-    rounds the line's step down, so that all layers together keep up to half as much again; the default meets the budget
-    exactly.
+    first what makes their mean ``base``, those between lie on a line, flatter where a layer has fewer entries.
 
     Attributes:
         beta: how steep the pyramid is: the last layer keeps ``base // beta`` entries beside the window; 1 is flat.
-        budgets: ``exact``: the original's line, all layers together keep exactly the budget. ``original``: with the
-            released code's whole-number step; keeps more than the budget unless layers - 1 divides the line's fall.
-            ``kvpress``: the line runs through whole budgets, the window inside; off by what rounding leaves.
+        budgets: ``exact``: the original's line, all layers together keep exactly the budget. ``original``: the line's
+            step is rounded down as released, so that up to half as much again stays. ``kvpress``: the line runs through
+            whole budgets, the window inside; off by what rounding leaves.
     """
 
     name: ClassVar[str] = "pyramidkv"
@@ -168,7 +170,7 @@ MOST = 1e6
 
 
 @dataclass(frozen=True)
-class CAKE(Eviction):
+class CAKE(Windowed):
     """CAKE (Qin et al., 2025): layers whose last rows look widely and change their minds keep more.
 
     Source: "CAKE: Cascading and Adaptive KV Cache Eviction with Layer Preferences" (2503.12491) and its code
@@ -178,15 +180,12 @@ class CAKE(Eviction):
     is its mean attention plus ``gamma`` times the variance, averaged over its neighbours, then over a group's query
     heads.
 
-    Remainders go by preference, where the release hands them out alike; short prompts are compressed too; samples are
-    not added up; no layer is cut before all have run, where its cascade bounds the peak of a prompt's pass and ends at
-    the same shares. Its taus were tuned per model and budget (0.4 to 2.3). While tokens are decoded
-    (``eviction_every``) layers keep the prompt's preferences, and entries compete by the rows since the last time; a
-    single row has no variance.
+    Remainders go by preference, where the release hands them out alike; no layer is cut before all have run, where its
+    cascade bounds the peak of a prompt's pass and ends at the same shares. Its taus were tuned per model and budget
+    (0.4 to 2.3). While tokens are decoded (``eviction_every``) layers keep the prompt's preferences.
 
     Attributes:
-        window: last entries of the prompt that observe, and always stay: a whole number, or, between 0 and 1, their
-            share of the layer's budget, rounded down, 1 at least.
+        window: last entries of the prompt that observe and always stay: a whole number, or a share of the budget.
         kernel: entries whose scores are averaged together, odd.
         gamma: weight of the variance in an entry's score.
         tau1: the larger, the less the entropy counts in a layer's preference.
@@ -195,7 +194,6 @@ class CAKE(Eviction):
 
     name: ClassVar[str] = "cake"
     across_layers: ClassVar[bool] = True
-    needs: ClassVar[frozenset[Need]] = frozenset({"rows"})
 
     window: int | float = window_setting(32)
     kernel: int = kernel_setting(5)
@@ -203,10 +201,7 @@ class CAKE(Eviction):
     tau1: float = setting(1.0, 1 / MOST, MOST)
     tau2: float = setting(1.0, 1 / MOST, MOST)
 
-    online = by_settings(lambda self: Online(rows=self.window if isinstance(self.window, int) else None))
-
     def score(self, view: View) -> Scores:
-        """The indicator of every entry before the window, [B, h, N]; the weight is the logarithm of the preference."""
         window_BN, index_BW = window_rows(view, self.window)
         rows_BHWN = view.rows(index_BW)
         there_BW = rows_BHWN[:, 0].sum(-1) > 0  # while tokens are decoded, some queries of a window may be gone
@@ -227,11 +222,10 @@ class CAKE(Eviction):
         return Scores(over_groups(pooled_BHN, kv_heads), window_BN, preference_B, carried=carried_BhN)
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        log_LB = torch.stack([each.weight_B for each in scores if each.weight_B is not None])
         window_LB = torch.minimum(protected_counts(scores, candidates), candidates.budget_LB)
         left_B = (candidates.budget_LB - window_LB).sum(0)
         free_LB = competing_counts(candidates) - window_LB
-        return window_LB + divide_budget(log_LB.softmax(0), left_B, (1 - window_LB).clamp(min=0), free_LB)
+        return window_LB + divide_budget(claims(scores).softmax(0), left_B, (1 - window_LB).clamp(min=0), free_LB)
 
 
 def _log(positive_B: Tensor) -> Tensor:
@@ -263,13 +257,11 @@ class HeadKV(SnapKV):
     Source: "Not All Heads Matter: A Head-Level KV Cache Compression Method with Integrated Retrieval and Reasoning"
     (2410.19258) and its code (FYYFU/HeadKV @0862a09). How much a head looks at needles is found once for a backbone
     (``subtoken-train calibrate headkv``). Every head keeps its window; of the rest of the budget the share ``floor`` is
-    divided equally, the remainder by the heads' scores. Entries are chosen as SnapKV does, with a window of 32 rows and
-    the largest of 7 neighbours. ``ada(headkv)`` divides a layer's sum by the prompt's own scores instead.
+    divided equally, the remainder by the heads' scores. ``ada(headkv)`` divides a layer's sum by the prompt's own
+    scores instead.
 
     The release keeps a set per query head; here a key-value head has the sum of its query heads' scores and the mean of
-    their attention. Its ``floor`` is 1 - 1 / beta, with beta chosen per task; it rounds heads one by one and loses what
-    they cannot take, where the budget is exact here. While tokens are decoded (``eviction_every``) heads keep their
-    shares.
+    their attention. Its ``floor`` is 1 - 1 / beta, with beta chosen per task, and its heads are rounded one by one.
 
     Attributes:
         calibration: file of the heads' scores; needed.
@@ -294,7 +286,6 @@ class HeadKV(SnapKV):
         self.read_numbers()
 
     def score(self, view: View) -> Scores:
-        """SnapKV's scores, [B, h, N]; the heads' calibrated ones are noted, ``head`` [B, h] or [R, c]."""
         found = super().score(view)
         rows, heads = found.scores_BhN.shape[:2]
         own = torch.tensor(self.read_numbers().score[view.layer], device=found.scores_BhN.device)
@@ -303,16 +294,14 @@ class HeadKV(SnapKV):
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         head_LRc = torch.stack([layer.notes["head"] for layer in scores])
-        layers, rows, heads = head_LRc.shape
-        shape = layers, rows // candidates.heads, candidates.heads * heads
-
-        def of_samples(each_LRc: Tensor) -> Tensor:
-            return each_LRc.cpu().reshape(shape).transpose(1, 2).flatten(0, 1)
-
+        shape = len(head_LRc), -1, candidates.heads * head_LRc.shape[2]  # a sample's heads together
         of_rows = candidates.budget_LB, protected_counts(scores, candidates), competing_counts(candidates)
-        budget_TB, window_TB, most_TB = (of_samples(each[..., None].expand(head_LRc.shape)) for each in of_rows)
-        count_TB = head_budgets(of_samples(head_LRc), self.floor, budget_TB, window_TB, most_TB)
-        count_LRc = count_TB.view(layers, shape[2], shape[1]).transpose(1, 2).reshape(head_LRc.shape)
+        score_TB, *of_heads = (
+            each.cpu().reshape(shape).mT.flatten(0, 1)
+            for each in (head_LRc, *(each[..., None].expand(head_LRc.shape) for each in of_rows))
+        )
+        count_TB = head_budgets(score_TB, self.floor, *of_heads)
+        count_LRc = count_TB.view(len(head_LRc), shape[2], -1).mT.reshape(head_LRc.shape)
         return count_LRc.to(candidates.budget_LB.device)
 
 
@@ -335,10 +324,8 @@ class SparseMM(HeadKV):
 
     Source: "SparseMM: Head Sparsity Emerges from Visual Concept Responses in MLLMs" (2506.05344) and its code
     (CR400AF-A/SparseMM @f52655b). Windows, an equal ``floor`` of what they leave (its ``ratio``), and the rest by
-    scores of visual heads, which ``subtoken-train calibrate sparsemm`` finds once for a backbone. A head's entries are
-    chosen by the last 32 rows, their mean over a group and over 5 neighbours. As released it is of the whole prompt:
-    ``scope: all`` here. The release rounds heads one by one; here the budget is exact. Its scores were found on pages
-    of words and their boxes, here on digit scenes.
+    scores of visual heads, which ``subtoken-train calibrate sparsemm`` finds once for a backbone, on digit scenes (the
+    release: on pages of words). As released it is of the whole prompt: ``scope: all`` here.
     """
 
     name: ClassVar[str] = "sparsemm"
@@ -351,15 +338,15 @@ BLOCK = 256  # rows of similarities at once
 
 
 @dataclass(frozen=True)
-class RKV(Eviction):
+class RKV(Windowed):
     """R-KV (Cai et al., 2025): attention of the last rows, less how much an entry's key repeats others.
 
     Source: "R-KV: Redundancy-aware KV Cache Compression for Reasoning Models" (2505.24133) and its code
     (Zefan-Cai/R-KV). Importance: logits of the window's rows, the largest of a group, softmax over the entries before
     the window, mean over rows, maximum of neighbours. Redundancy: mean cosine similarity of an entry's key to all keys,
-    softmax over the entries; of the entries that are more alike to a key than ``alike``, the latest does not count. The
-    score is ``importance`` times the first less the rest of 1 times the second. Where no entry is that alike, the
-    release leaves out the first one; here nothing is.
+    softmax over the entries; of the entries that are more alike to a key than ``alike``, the latest does not count (the
+    release leaves out the first one where there is none). The score is ``importance`` times the first less the rest of
+    1 times the second.
 
     Attributes:
         window: last entries, which observe and stay, inside the budget; a whole number, or a share of the budget.
@@ -369,14 +356,12 @@ class RKV(Eviction):
     """
 
     name: ClassVar[str] = "rkv"
+    needs: ClassVar[frozenset[Need]] = frozenset()
 
     window: int | float = window_setting(8)
     kernel: int = kernel_setting(7)
     importance: float = setting(0.1, 0, 1)
     alike: float = setting(0.5, -1, 1)
-
-    online = by_settings(lambda self: Online(rows=self.window if isinstance(self.window, int) else None))
-    observing_rows = by_settings(lambda self: self.window if isinstance(self.window, int) else None)
 
     def score(self, view: View) -> Scores:
         window_BN, index_BW = window_rows(view, self.window)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.calibrations import CalibratedNumbers, Calibration, read_calibration
-from subtoken_train.errors import MAX_TOKENS, check_range, check_word, clipped
+from subtoken_train.errors import MAX_TOKENS, check_range, check_word, clipped, refuse
 from subtoken_train.evictions import EVICTIONS
 from subtoken_train.evictions.base import Eviction, Wrapper
 from subtoken_train.typed import checked
@@ -99,11 +99,12 @@ class Threshold:
     def check(self, method: Eviction) -> None:
         """Raise a worded ``ValueError`` where the method has no absolute scores, or none of them is on one side."""
         scale = scale_of(method)
-        if not scale.low < self.value <= scale.high:
-            every, none = ("all", f"{scale.low:g} or more"), ("nothing", f"at most {scale.high:g}")
-            what, end = every if self.value <= scale.low else none
-            kind = f"{'logarithms of ' * scale.log}scores of {method.name}"
-            raise ValueError(f"eviction_keep threshold {self.value:g} keeps {what}: the {kind} are {end}")
+        kind = f"the {'logarithms of ' * scale.log}scores of {method.name} are"
+        given = f"eviction_keep threshold {self.value:g} keeps"
+        refuse(
+            (self.value <= scale.low, f"{given} all: {kind} {scale.low:g} or more"),
+            (self.value > scale.high, f"{given} nothing: {kind} at most {scale.high:g}"),
+        )
 
     def keep(
         self, method: Eviction, scores: list[Scores], candidates: Candidates, recent_LBN: list[Tensor]
@@ -124,16 +125,13 @@ class Threshold:
 def scale_of(method: Eviction) -> Scale:
     """Return the scale of a method's absolute scores; a worded ``ValueError`` where it has none."""
     if isinstance(method, Wrapper):
-        raise ValueError(
-            f"eviction {method.name!r} divides a budget, and eviction_keep is a threshold, which has no budget; use "
-            f"{method.inside[-1].name}"
-        )
+        divides = f"eviction {method.name!r} divides a budget, and eviction_keep is a threshold, which has no budget"
+        raise ValueError(f"{divides}; use {method.inside[-1].name}")
     if method.absolute is None:
         can = [name for name in EVICTIONS if EVICTIONS.find(name)().absolute is not None]
-        raise ValueError(
-            f"eviction {method.name!r} with these settings takes no threshold: its scores do not mean the same in "
-            f"every prompt, layer and head. Use one of {', '.join(can)}, or a share, for instance eviction_keep=0.2"
-        )
+        words = f"eviction {method.name!r} with these settings takes no threshold: its scores do not mean the same in"
+        instead = f"Use one of {', '.join(can)}, or a share, for instance eviction_keep=0.2"
+        raise ValueError(f"{words} every prompt, layer and head. {instead}")
     return method.absolute
 
 
@@ -164,13 +162,11 @@ class Older:
         long_B = self.among > self.safe
         none_B, all_B = (self.kept == 0) & long_B, (self.kept == self.among) & long_B
         for name, nothing, everything in zip(names, *torch.stack([none_B, all_B]).tolist(), strict=True):
-            if nothing or everything:
-                what, remedy = ("none", "lower") if nothing else ("all", "raise")
-                raise ValueError(
-                    f"eviction_keep threshold {threshold.value:g} keeps {what} of the entries of {name[:80]!r} that "
-                    f"are older than the last {threshold.window:,} positions; {remedy} it, or let 'subtoken-train "
-                    "calibrate threshold' find one"
-                )
+            what, remedy = ("none", "lower") if nothing else ("all", "raise")
+            kept = f"eviction_keep threshold {threshold.value:g} keeps {what} of the entries of {name[:80]!r}"
+            older = f"that are older than the last {threshold.window:,} positions"
+            instead = f"{remedy} it, or let 'subtoken-train calibrate threshold' find one"
+            refuse((nothing or everything, f"{kept} {older}; {instead}"))
 
 
 @dataclass(frozen=True)
@@ -196,10 +192,9 @@ def mean_threshold(prompts: list[ScoredPrompt], keep: float) -> float:
     while 0 < fits < len(scores_n) and scores_n[fits - 1] == scores_n[fits]:
         fits -= 1
     if fits == 0:
-        raise ValueError(
-            f"no threshold keeps {keep:.4g} of the entries and more than what always stays, the window and what the "
-            f"method protects, which is {safe:.4g} of them; use a smaller window, longer prompts or a larger keep"
-        )
+        stays = f"what always stays, the window and what the method protects, which is {safe:.4g} of them"
+        instead = "use a smaller window, longer prompts or a larger keep"
+        raise ValueError(f"no threshold keeps {keep:.4g} of the entries and more than {stays}; {instead}")
     low, high = float(scores_n[fits]), float(scores_n[fits - 1])
     between = (low + high) / 2 if math.isfinite(low) else high
     return min(math.ceil(between * 1e6) / 1e6, max(high, between))

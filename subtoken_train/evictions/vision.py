@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.evictions.base import Eviction, layer_count, protect_last
-from subtoken_train.evictions.budgets import competing_counts, divide_budget, pyramid_weights
+from subtoken_train.evictions.budgets import claims, competing_counts, divided, pyramid_weights
 from subtoken_train.evictions.observers import over_groups, share_of, task_rows
 from subtoken_train.functional.gather import last_marked
 from subtoken_train.types import Region
@@ -30,19 +30,17 @@ class AirCache(Eviction):
     Source: "AirCache: Activating Inter-modal Relevancy KV Cache Compression for Efficient LVLM Inference", equations
     4-11 and Table 5. One shot, after the prompt; only visual entries are compressed, and text that competes (scope
     ``all``) is protected. A reconstruction, since our copy of the paper has lost its equations: instruction text is
-    what follows the last visual token; heads are averaged, and all heads of a layer share a set; attention between
-    elite tokens is causal; skewness uses the sample deviation, and a negative one counts as 0; strength and skewness
-    are divided by their mean over the layers, so that the budget is met. Merging (Table 11) is the option ``merge`` of
-    any eviction.
+    what follows the last visual token; heads are averaged, and all heads of a layer share a set; skewness uses the
+    sample deviation, and a negative one counts as 0; strength and skewness are divided by their mean over the layers.
+    Merging (Table 11) is the option ``merge`` of any eviction.
 
     Attributes:
         alpha: a text token is elite if the last one attends to it by this share of its largest attention (equation 5):
             0 takes all text, 1 the best alone.
-        window: who observes the visual tokens: ``elite`` text; the ``last`` ``window_size`` text tokens; all ``text``;
-            the last ``window_size`` ``visual`` tokens.
+        window: who observes the visual tokens: ``elite`` text, all ``text``, or the last ``window_size`` tokens of the
+            text (``last``) or of the image (``visual``).
         window_size: tokens of a ``last`` or ``visual`` window (the paper: 16 or 32).
-        budgets: how layers share: ``both`` strength and skewness, one of them, ``uniform`` (each its own budget), or
-            ``pyramid`` (falling linearly from the first layer to the last).
+        budgets: how layers share: by ``both`` strength and skewness or one of them, ``uniform``, or as a ``pyramid``.
     """
 
     name: ClassVar[str] = "aircache"
@@ -56,7 +54,6 @@ class AirCache(Eviction):
     budgets: AirBudgets = "both"
 
     def score(self, view: View) -> Scores:
-        """Importance of the visual entries, [B, 1, N]; ``notes`` has the layer's strength and skewness."""
         visual_BN = view.regions_BN == Region.VISUAL
         observers_BN = self.observers(view)
         importance_BN = importance(view, observers_BN, visual_BN)
@@ -80,9 +77,7 @@ class AirCache(Eviction):
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         strength, skewness = (torch.stack([each.notes[note] for each in scores]) for note in ("strength", "skewness"))
-        weight_LB = layer_weights(strength, skewness, self.budgets) * candidates.budget_LB
-        least_LB = torch.ones_like(candidates.budget_LB)
-        return divide_budget(weight_LB, candidates.budget_LB.sum(0), least_LB, competing_counts(candidates))
+        return divided(layer_weights(strength, skewness, self.budgets) * candidates.budget_LB, candidates)
 
 
 def importance(view: View, observers_BN: Tensor, visual_BN: Tensor) -> Tensor:
@@ -132,9 +127,8 @@ class VLCache(Eviction):
     Acceleration", equations 1 and 2, Algorithm 1 and section 4.2; in the paper visual and text entries compete together
     (scope ``all``). A reconstruction, since our copy has lost its equations: a layer's budget is scaled by 1 - sparsity
     over its mean, 1 % to 100 % of its entries stay, and what these bounds take or leave moves between layers; sparsity
-    is counted over what the rows can see, and averaged over heads; scores are per key-value head; the recent window, 10
-    % of a layer's entries, is part of them where the end of the prompt competes. Without an image the rows are those
-    after the context. What the paper compares with is a setting: the last 50 rows, equal budgets, a pyramid.
+    is counted over what the rows can see, and averaged over heads; scores are per key-value head. Without an image the
+    rows are those after the context. What the paper compares with is a setting: last rows, equal budgets, a pyramid.
 
     Attributes:
         threshold: p of equation 1: attention below this share of its row's largest counts as zero.
@@ -142,8 +136,7 @@ class VLCache(Eviction):
         recent: as many of the prompt's last entries as this share of what a layer keeps stay, whatever they score.
         window: whose attention counts: the ``post_vision`` rows, or the ``last`` ``window_size`` rows of the prompt.
         window_size: rows of a ``last`` window.
-        budgets: how layers share: by ``sparsity``, ``uniform`` (each its own budget), or ``pyramid`` (falling linearly
-            from the first layer to the last).
+        budgets: how layers share: by ``sparsity``, ``uniform`` (each its own budget), or ``pyramid`` (falling).
     """
 
     name: ClassVar[str] = "vl_cache"
@@ -157,7 +150,6 @@ class VLCache(Eviction):
     budgets: VisionBudgets = "sparsity"
 
     def score(self, view: View) -> Scores:
-        """Attention received from the window's rows, [B, h, N]; the weight is the layer's density."""
         last = self.window == "last"
         blocks = view.blocks(last_marked(view.entries_BN, self.window_size) if last else task_rows(view.regions_BN))
         sums_BHN, density_BH = post_vision_statistics(blocks, view.entries_BN, self.threshold)
@@ -171,18 +163,14 @@ class VLCache(Eviction):
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         if self.budgets == "uniform":
             return candidates.budget_LB
-        weight_LB = torch.stack([each.weight_B for each in scores if each.weight_B is not None])
+        weight_LB = claims(scores)
         if self.budgets == "pyramid":
             weight_LB = pyramid_weights(weight_LB)
-        most_LB = competing_counts(candidates)
-        least_LB = torch.minimum((self.least * most_LB).long(), candidates.budget_LB).clamp(min=1)
-        return divide_budget(weight_LB * candidates.budget_LB, candidates.budget_LB.sum(0), least_LB, most_LB)
+        return divided(weight_LB * candidates.budget_LB, candidates, self.least)
 
     def at_budget(self, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
-        """Protect the window, whose length follows from what the layer keeps."""
         kept_B = layer_count(count_Bh) + (scores.notes["in_scope"] & ~competes_BN).sum(-1)
-        window_B = share_of(kept_B, self.recent)
-        return protect_last(scores, scores.notes["entries"], window_B)
+        return protect_last(scores, scores.notes["entries"], share_of(kept_B, self.recent))
 
 
 def post_vision_statistics(blocks: Iterable[Any], entries_BN: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
@@ -215,21 +203,16 @@ class TGVKV(Eviction):
     hand, and its code (Danielement321/TGV-KV). Text-vision budgeting (TVB) divides the total between layers by the
     attention that text pays to vision; text-weighted ranking (TWR) weighs that attention by how much later text attends
     to each text token; text-prioritised retention (TPR) keeps all text before any visual entry. A reconstruction: heads
-    are averaged and share a set, attention between text and vision is that of the full row (both as released); text is
-    every entry that is not visual; a layer's budget counts text under scope ``all`` (the paper's), otherwise text stays
-    beside it.
-
-    Setting ``released`` imitates the code: weights only from text after the images; all between the first and the last
-    visual entry is one block; text scores are raised by 100; the first four entries and the last stay; removals are
-    rounded layer by layer, so that a total may be missed by a few entries. It also drops an entry at each decoding
-    step; here nothing is evicted while decoding. ``budgets``, ``importance`` and ``first`` are the paper's ablation.
+    are averaged and share a set, attention is that of the full row (both as released); a layer's budget counts text
+    under scope ``all`` (the paper's), otherwise text stays beside it. Nothing is evicted while decoding.
 
     Attributes:
-        released: imitate the released code where it differs from the paper, see above.
-        budgets: what a layer's share of the total is measured by: the attention that text pays to vision (``TV``),
-            vision to vision (``VV``) or text to text (``TT``); or ``uniform``, each layer its own budget.
-        importance: ``TV+TT``: vision by the text that looks at it, weighted (TWR), and text by text. ``VV+TT``: each by
-            the attention of its own kind. ``window``: all by the last ``window_size`` rows. ``self``: all by all rows.
+        released: as the code has it: weights only from text after the images; all between the first and the last visual
+            entry is one block; the first four entries and the last stay; removals are rounded layer by layer.
+        budgets: what a layer's share is measured by: the attention of text to vision (``TV``), vision to vision
+            (``VV``) or text to text (``TT``); or ``uniform``.
+        importance: ``TV+TT``: vision by the text that looks at it, weighted (TWR), and text by text; ``VV+TT``: each by
+            its own kind; all by the last ``window_size`` rows (``window``) or by all rows (``self``).
         window_size: rows of a ``window``.
         first: ``text`` before any visual entry (TPR), ``vision`` before any text, or both by ``score`` alone.
     """
@@ -251,7 +234,6 @@ class TGVKV(Eviction):
             raise ValueError("tgv_kv released=true has its own budgets, importance and first; leave them out")
 
     def score(self, view: View) -> Scores:
-        """One order for all heads, [B, 1, N]: negative ranks; ``notes`` has the scores of ``text`` and ``visual``."""
         if self.released:
             return released_scores(view)
         visual_BN = view.regions_BN == Region.VISUAL
@@ -286,12 +268,10 @@ class TGVKV(Eviction):
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         if self.budgets == "uniform":
             return candidates.budget_LB
-        weight_LB = torch.stack([each.weight_B for each in scores if each.weight_B is not None])
+        if not self.released:
+            return divided(claims(scores), candidates)
         most_LB = competing_counts(candidates)
-        total_B = candidates.budget_LB.sum(0)
-        if self.released:
-            return torch.minimum(released_counts(weight_LB, total_B, most_LB).clamp(min=1), most_LB)
-        return divide_budget(weight_LB, total_B, torch.ones_like(most_LB), most_LB)
+        return released_counts(claims(scores), candidates.budget_LB.sum(0), most_LB).clamp(min=1).minimum(most_LB)
 
 
 def released_scores(view: View) -> Scores:

@@ -14,11 +14,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from subtoken_train.calibrations import CalibratedNumbers
-from subtoken_train.errors import check_range
+from subtoken_train.errors import check_range, refuse
 from subtoken_train.evictions.base import Eviction, Wrapper, keep_best_entries
 from subtoken_train.evictions.budgets import (
     competing_counts,
     divide_budget,
+    divided,
     pooled_counts,
     pooled_head_counts,
     protected_first,
@@ -38,13 +39,13 @@ MOST = 1e100  # of a share, so that products with a budget and sums stay finite
 class PerLayer(Wrapper):
     """Layers keep as much as they are told, by a number for each.
 
-    Source: ``per_layer_compression_press.py`` of kvpress 0.5.4. Here the budget stays the one that is asked for: the
-    numbers are shares of it. kvpress's ratios c_l are therefore written as shares 1 - c_l, and their mean is
-    ``eviction_keep``. A method that divides the budget between layers itself divides what it is given here.
+    Source: ``per_layer_compression_press.py`` of kvpress 0.5.4. The numbers are shares of the budget that is asked for:
+    kvpress's ratios c_l are written 1 - c_l, and their mean is ``eviction_keep``. A method that divides the budget
+    between layers itself divides what it is given here.
 
     Attributes:
         shares: a number for every layer, 0 or more; only their ratios count. Written ``4:3:2:1`` on a command line. A
-            layer keeps at least one entry, and no more than it has: what it cannot take goes to the others.
+            layer keeps at least one entry; what it cannot take goes to the others.
     """
 
     name: ClassVar[str] = "per_layer"
@@ -63,18 +64,14 @@ class PerLayer(Wrapper):
             raise ValueError("per_layer shares are all 0; a layer must get something")
 
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        if len(self.shares) != num_layers:
-            raise ValueError(
-                f"per_layer has {len(self.shares)} shares and the backbone {num_layers} layers; give one each"
-            )
+        unlike = f"per_layer has {len(self.shares)} shares and the backbone {num_layers} layers; give one each"
+        refuse((len(self.shares) != num_layers, unlike))
         super().check_shape(num_layers, num_kv_heads, head_dim)
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        budget_LB = candidates.budget_LB
-        weight_LB = torch.tensor(self.shares, dtype=torch.float64)[:, None] * budget_LB.cpu()
-        least_LB = torch.ones_like(budget_LB)
-        given_LB = divide_budget(weight_LB, budget_LB.sum(0), least_LB, competing_counts(candidates))
-        return self.base.counts(scores, replace(candidates, budget_LB=given_LB.to(budget_LB.device), exact_LB=None))
+        weight_LB = torch.tensor(self.shares, dtype=torch.float64)[:, None] * candidates.budget_LB.cpu()
+        given_LB = divided(weight_LB, candidates)
+        return self.base.counts(scores, replace(candidates, budget_LB=given_LB, exact_LB=None))
 
 
 @dataclass(frozen=True)
@@ -82,7 +79,7 @@ class LearnedBudgets(Wrapper):
     """LKV: every head keeps the share of all entries that was learned for it.
 
     Source: "LKV" (arXiv 2605.06676), its budgets per head alone; no code of it was found. ``subtoken-train calibrate
-    lkv`` learns them on a method's scores. What a head, which keeps one entry at least, cannot take goes to the others.
+    lkv`` learns them on a method's scores.
 
     Attributes:
         calibration: file of the heads' shares; needed.
@@ -105,7 +102,6 @@ class LearnedBudgets(Wrapper):
         super().check_shape(num_layers, num_kv_heads, head_dim)
 
     def score(self, view: View) -> Scores:
-        """The base's scores; ``notes`` has the heads' shares, [B, h]."""
         found = self.base.score(view)
         share_h = torch.tensor(self.read_numbers().score[view.layer], device=found.scores_BhN.device)
         return replace(found, notes={**found.notes, SHARE: share_h.expand(found.scores_BhN.shape[:2])})
@@ -114,23 +110,15 @@ class LearnedBudgets(Wrapper):
         weight_LBh = torch.stack([each.notes[SHARE] for each in scores])
         layers, batch, heads = weight_LBh.shape
         most_TB = competing_counts(candidates).repeat_interleave(heads, 0)
-        own = (
-            weight_LBh.mT.reshape(most_TB.shape),
-            candidates.budget_LB.sum(0) * heads,
-            torch.ones_like(most_TB),
-            most_TB,
-        )
-        return divide_budget(*own).view(layers, heads, batch).mT
+        weight_TB, total_B = weight_LBh.mT.reshape(most_TB.shape), candidates.budget_LB.sum(0) * heads
+        return divide_budget(weight_TB, total_B, torch.ones_like(most_TB), most_TB).view(layers, heads, batch).mT
 
 
 def check_sets_of_heads(name: str, base: Eviction) -> None:
     """Raise ``ValueError`` where the heads of a layer share one set of entries."""
-    if base.heads_share:
-        kept = f"{base.name} keeps one set for all heads of a layer"
-        raise ValueError(
-            f"{name} divides a budget between heads, and {kept}; put it around a method with a set per head, "
-            "for instance snapkv"
-        )
+    kept = f"{base.name} keeps one set for all heads of a layer"
+    instead = "put it around a method with a set per head, for instance snapkv"
+    refuse((base.heads_share, f"{name} divides a budget between heads, and {kept}; {instead}"))
 
 
 @dataclass(frozen=True)
@@ -138,10 +126,9 @@ class Pooled(Wrapper):
     """One budget for all heads of all layers.
 
     Source: KVzip's threshold over all layers and heads (arXiv 2505.23416), put around any score. The best of all
-    (layer, head, entry) triples of a sample stay (layers alone, where the heads of the base share a set); every head
-    keeps one entry at least, and what the method protects comes before everything else. The sum is exactly what the
-    base would keep. Scores are compared as they are: it helps where they mean the same in every layer (probabilities),
-    and may harm where they do not (norms).
+    (layer, head, entry) triples of a sample stay (layers alone, where the heads of the base share a set), as many as
+    the base would keep; every head keeps one entry at least, and what the method protects comes first. Scores are
+    compared as they are, which may harm where they do not mean the same in every layer (norms).
     """
 
     name: ClassVar[str] = "pooled"
@@ -163,8 +150,8 @@ class ChunkKV(Wrapper):
     Source: "ChunkKV: Semantic-Preserving KV Cache Compression for Efficient Long-Context LLM Inference" (arXiv
     2502.00299) and kvpress 0.5.4. The entries that compete are cut into chunks; a chunk's score is the mean of its
     entries' over entries and heads, and the best chunks stay. The budget is met exactly, by the best entries of the
-    first chunk that does not fit whole; protected entries stay beside the chunks and do not weigh in their means; every
-    sample has chunks of its own. Layers do not reuse each other's sets.
+    first chunk that does not fit whole; protected entries stay beside the chunks and do not weigh in their means.
+    Layers do not reuse each other's sets.
 
     Attributes:
         length: entries of a chunk.
@@ -177,12 +164,10 @@ class ChunkKV(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.base.heads_differ:
-            kept = f"heads of {self.base.name} keep different numbers of entries"
-            raise ValueError(f"chunk keeps one set for all heads, and {kept}")
+        kept = f"heads of {self.base.name} keep different numbers of entries"
+        refuse((self.base.heads_differ, f"chunk keeps one set for all heads, and {kept}"))
 
     def at_budget(self, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
-        """Scores that order entries chunk by chunk, [B, 1, N]."""
         its = self.base.at_budget(scores, competes_BN, count_Bh)
         ranks_BN = chunk_ranks(its.scores_BhN, competes_BN, its.protected_BN, self.length)
         return replace(its, scores_BhN=-ranks_BN.float()[:, None])
@@ -224,12 +209,11 @@ class CriticalKV(Wrapper):
     Algorithm 1, and kvpress 0.5.4. The first half of a head's budget goes to the base's best entries, the rest to the
     best by (score + epsilon) times the L1 norm of W_o v, mean over a group's query heads (over all heads where they
     share a set). With ``ada`` inside or around, halves are of each head's own count (the paper's CriticalAdaKV). As
-    released, negative scores (knorm, keydiff) are multiplied too, and a base that weighs by value norms counts them
-    twice. Epsilon is meant for mean attention (``snapkv.rows: mean``). A group that routing dropped weighs nothing.
+    released, negative scores (knorm, keydiff) are multiplied too.
 
     Attributes:
         first_share: share of the budget that stage 1 takes, in [0, 1]; 1 is the base.
-        epsilon: added to scores in stage 2, 0 or more: entries without attention go by their norm alone.
+        epsilon: added to scores in stage 2, 0 or more; meant for mean attention (``snapkv.rows: mean``).
     """
 
     name: ClassVar[str] = "critical"
@@ -240,12 +224,11 @@ class CriticalKV(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if any(isinstance(each, ChunkKV) for each in self.inside):
-            inner = self.inside[-1].name
-            raise ValueError(f"critical weighs entries and chunk ranks chunks of them; write chunk(critical({inner}))")
+        chunks = any(isinstance(each, ChunkKV) for each in self.inside)
+        instead = f"write chunk(critical({self.inside[-1].name}))"
+        refuse((chunks, f"critical weighs entries and chunk ranks chunks of them; {instead}"))
 
     def score(self, view: View) -> Scores:
-        """The base's scores; ``notes`` has the projected norms, [B, h, N], or [B, 1, N] where heads share a set."""
         found = self.base.score(view)
         norm_BhN = projected_norm(view.value_BhNd, view.output_weight())
         if found.scores_BhN.shape[1] == 1:
@@ -253,7 +236,6 @@ class CriticalKV(Wrapper):
         return replace(found, notes={**found.notes, NORM: norm_BhN})
 
     def at_budget(self, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
-        """Scores of stage 2, with the entries of stage 1 above all others of their head."""
         its, share = self.base.at_budget(scores, competes_BN, count_Bh), exact(self.first_share)
         first_Bh = count_Bh * share.numerator // share.denominator
         stage_BhN = keep_best_entries(its.scores_BhN, competes_BN, its.protected_BN, first_Bh, least=0)
@@ -292,8 +274,7 @@ class Ada(Wrapper):
     1 and 2, and its release FFY0/AdaKV @efe4e2e. The best of all (head, entry) pairs of a layer stay, and a safeguard
     leaves no head without entries: kvpress's ``floor`` (each head's best ``alpha * count`` entries come first) or the
     paper's ``blend`` (``1 - alpha`` of what a head won, and ``alpha`` of an equal share). The layer keeps exactly what
-    its heads had together under the base, where the release rounds every head by itself. Heads win by the scores of the
-    innermost method: CriticalKV inside orders entries once the heads' counts are known, as in its paper.
+    its heads had together under the base. Heads win by the scores of the innermost method.
 
     The release's Ada-SnapKV is ``ada(snapkv)`` with ``safeguard: blend, normalise: true, snapkv.window: 32,
     snapkv.kernel: 7, snapkv.pooling: max, snapkv.pool_per: kv_head, snapkv.rows: mean``.
@@ -301,8 +282,8 @@ class Ada(Wrapper):
     Attributes:
         alpha: share of an equal budget that every head has in any case, in [0, 1]; 1 leaves the heads equal.
         safeguard: ``floor`` (kvpress) or ``blend`` (the paper).
-        normalise: multiply a head's scores by the share of its sum that its best ``count`` entries hold (the release):
-            heads that look at few entries win more. For scores of 0 or more.
+        normalise: multiply a head's scores by the share of its sum that its best ``count`` entries hold (the release).
+            For scores of 0 or more.
     """
 
     name: ClassVar[str] = "ada"

@@ -25,7 +25,7 @@ def unit_rows(rows: Tensor) -> Tensor:
 def farthest_places(unit_BND: Tensor, open_BN: Tensor, steps: int) -> Tensor:
     """Choose row after row the one whose nearest chosen row is farthest away, int64 [B, N].
 
-    The first is the one whose nearest other row is farthest away. No matrix of all pairs is held.
+    The first is the one whose nearest other row is farthest away.
     """
     place_BN = torch.full(open_BN.shape, steps, device=open_BN.device)
     nearest_BN = _nearest_other(unit_BND, open_BN)
@@ -81,7 +81,7 @@ def without_doubles(unit_RD: Tensor, count: int) -> Tensor:
     """Return the indices of ``count`` rows (at least 1) that are left when the most alike went, int64.
 
     Every other row is matched with the most similar of those between; of up to 8 pairs at a time, the most similar
-    ones, the former goes. Those that were not matched follow the others in the next round.
+    ones, the former goes.
     """
     with torch.autocast(unit_RD.device.type, enabled=False):
         like_RR = unit_RD @ unit_RD.T

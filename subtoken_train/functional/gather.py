@@ -3,6 +3,7 @@
 Legend: B batch, N positions before, M positions after, D width; R rows of c heads, d head width, k channels of it.
 """
 
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
@@ -82,22 +83,27 @@ def last_marked(marked_BN: Tensor, count_B1: Tensor | int) -> Tensor:
 
 
 def on_device(parts: T, device: torch.device) -> T:
-    """Tensors on a device: one, or those in a list, in the values of a dict, or in the fields of a dataclass.
+    """Tensors on a device; what is there already is not copied."""
+    return each_tensor(parts, lambda tensor: tensor.to(device))
 
-    What is there already is not copied, and everything else is left as it is: where all is there, ``parts`` itself.
+
+def each_tensor(parts: T, take: Callable[[Tensor], Tensor]) -> T:
+    """Return what ``take`` makes of tensors: of one, or of those in a list, a dict's values, or a dataclass's fields.
+
+    Everything else is left as it is: where no tensor becomes another, ``parts`` itself.
     """
-    moved: Any = parts
+    changed: Any = parts
     if isinstance(parts, Tensor):
-        moved = parts.to(device)
+        changed = take(parts)
     elif isinstance(parts, list):
-        each = [on_device(part, device) for part in parts]
-        moved = parts if all(a is b for a, b in zip(each, parts, strict=True)) else each
+        each = [each_tensor(part, take) for part in parts]
+        changed = parts if all(a is b for a, b in zip(each, parts, strict=True)) else each
     elif isinstance(parts, dict):
-        by_name = {name: on_device(part, device) for name, part in parts.items()}
-        moved = parts if all(by_name[name] is parts[name] for name in parts) else by_name
+        by_name = {name: each_tensor(part, take) for name, part in parts.items()}
+        changed = parts if all(by_name[name] is parts[name] for name in parts) else by_name
     elif is_dataclass(parts) and not isinstance(parts, type):
         own = {field.name: getattr(parts, field.name) for field in fields(parts) if field.init}
-        new = {name: on_device(part, device) for name, part in own.items()}
-        moved = parts if all(new[name] is own[name] for name in own) else replace(parts, **new)
-    placed: T = moved
-    return placed
+        new = {name: each_tensor(part, take) for name, part in own.items()}
+        changed = parts if all(new[name] is own[name] for name in own) else replace(parts, **new)
+    made: T = changed
+    return made

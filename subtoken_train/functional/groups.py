@@ -58,8 +58,7 @@ def apply_group_mask(
 ) -> Tensor:
     """Routed values: every group times its mask entry m (paper, section 3.3), in the value's dtype.
 
-    Dropped groups become zeros, or what ``fill_BD`` ([B, D] or [1, D]) says, m v + (1 - m) mu. This is the
-    training-time form and saves no memory; the mask is never repeated.
+    Dropped groups become zeros, or what ``fill_BD`` ([B, D] or [1, D]) says, m v + (1 - m) mu. It saves no memory.
     """
     heads, num_groups = 1 if layout == "contiguous" else num_kv_heads, group_mask_BNS.shape[-1]
     channels = value_BND.shape[-1] // heads // num_groups

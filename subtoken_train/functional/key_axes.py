@@ -8,9 +8,8 @@ over the cached keys, both rotated. Source: ThinK (Xu et al., 2024), as released
 head's own; ``w_d`` is the length of channel d over the last queries, averaged over the head's group first; the axes are
 the eigenvectors of ``w_d C_de w_e``. Of a cut key the leading coordinates stay, and m in place of the others; ``q . m``
 no softmax sees. Source: RotateK (Kang et al., 2026, arXiv 2605.19218), as released (``beomseokg/rotatek``). Not theirs:
-keys of text are cut as well, but for the first token's; the eigenvectors are exact; no ridge, and no weights of a head
-that cuts no more keys than channels stay; *all* keys stand in the basis; Q is stored as Householder reflections, as
-many as axes are cut or kept, whichever is fewer, orthogonal whatever they are rounded to.
+keys of text are cut as well, but for the first token's; the eigenvectors are exact; *all* keys stand in the basis; Q is
+stored as Householder reflections, as many as axes are cut or kept, whichever is fewer.
 
 **Axes of values.** A map of a head's values that ``o_proj`` undoes changes nothing. Here it is A = Q^T R: R, the square
 root of the mean of ``W_o^T W_o`` over the head's query heads, makes a value as long as the outputs that it stands for;

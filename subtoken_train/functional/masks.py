@@ -41,8 +41,7 @@ def ranked_counts(rank_BN: Tensor, routed_BN: Tensor, kept_groups: int, num_grou
     """Ranked budget (ours): groups of each routed token by its rank, int64 [B, N], n * K in each sample exactly.
 
     Rank j of n should get ``high + (low - high) * (j + 0.5) / n``, with ``high = min(S, 2K)`` and ``low = 2K - high``.
-    These are rounded down, and what is missing from n * K goes to the best-ranked, one group each. ``rank_BN`` is
-    ignored where nothing is routed.
+    These are rounded down, and what is missing from n * K goes to the best-ranked, one group each.
     """
     high = min(num_groups, 2 * kept_groups)
     low = 2 * kept_groups - high

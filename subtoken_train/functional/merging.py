@@ -3,8 +3,7 @@
 ``position`` (Elastic Cache, Liu et al., 2024): a dropped entry goes to the nearest one that stays; a plain mean.
 ``average``, ``weighted`` and ``pivot`` (LOOK-M, Wan et al., 2024; the latter two as ``merge_kv`` of
 Zefan-Cai/KVCache-Factory): to the one whose key is most like its own, by cosine c; a plain mean; with weights 1 for who
-stays and (1 + c) / 2 for who joins; the mean of the entry and of the midpoints between it and each that joins. As
-released, rotated keys are averaged as they are.
+stays and (1 + c) / 2 for who joins; the mean of the entry and of the midpoints between it and each that joins.
 
 Legend: B batch, N cached rows of the prompt, h key-value heads (1: one set for all heads), d head width, R = B h rows,
 K kept entries, W dropped entries of a block.

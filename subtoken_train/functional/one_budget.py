@@ -3,8 +3,7 @@
 A key costs its bytes, and each group kept with it its own; a logit is the logarithm of a worth, and worths add up. An
 entry's first offer is its key with the groups (in the order of their logits) that make worth per byte highest; every
 further group is an offer of its own. Offers are taken from the highest worth per byte down, until one does not fit;
-what is left buys further groups of entries that stay. So no set of at most as many bytes is worth more than the offer
-that did not fit beyond this one. Ties go to the lower index: entry, then head, then group.
+what is left buys further groups of entries that stay. Ties go to the lower index: entry, then head, then group.
 
 Legend: B samples, h key-value heads (of a layer, or of all layers), N entries, s groups of a head's value; R pools, M
 entries of a pool, i offers of an entry.
@@ -38,9 +37,8 @@ def best_in_bytes(
 ) -> tuple[Tensor, Tensor]:
     """Choose keys, bool [B, h, N], and value groups, bool [B, h, N, s], of each sample within its bytes.
 
-    ``competes_BhN``: entries that may stay, bool; ``always_BhN``: of these, those that stay whole, before all others as
-    far as the bytes reach; [B, 1, N] where all heads have the same. Heads share one pool if ``pooled``, else each has
-    ``budget_B``.
+    ``competes_BhN``: entries that may stay, bool; ``always_BhN``: of these, those that stay whole, before all others;
+    [B, 1, N] where all heads have the same. Heads share one pool if ``pooled``, else each has ``budget_B``.
     """
     batch, heads, length = key_BhN.shape
     if not length:

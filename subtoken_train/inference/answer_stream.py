@@ -28,8 +28,8 @@ class AnswerStream:
     """Hands on an answer's text in pieces, which joined are the answer that ``SubTokenModel.chat`` returns.
 
     A ``streamer`` and a stopping criterion. White space at an end, half a character and what may become a stop text are
-    held back until more has come. ``goes_on``: the answer goes on with a text, and may begin with a space. ``text`` was
-    handed on, ``token_ids`` are all so far, end-of-text included; ``ended``: a stop text was said.
+    held back until more has come. ``goes_on``: the answer goes on with a text. ``text`` was handed on, ``token_ids``
+    are all so far, end-of-text included; ``ended``: a stop text was said.
     """
 
     def __init__(

@@ -189,8 +189,7 @@ def score_batch(
 ) -> list[Outcome]:
     """Return the log-probabilities of each prompt's continuations, log-softmax in fp32.
 
-    A prompt runs once for all of its continuations, and its next-token logits score their first tokens. The others are
-    appended to the cache one after another, those of a batch together, and cropped off again.
+    A prompt runs once for all of its continuations, which are appended to its cache one after another and cropped off.
     """
     _check_continuations(prompts, continuations)
     compression = with_gates(backbone, compression or Compression())

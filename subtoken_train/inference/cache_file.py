@@ -1,9 +1,9 @@
 """A compressed cache as one safetensors file, so that a context is compressed once and used for days.
 
-Its metadata hold as JSON a ``CacheHeader``, a record of the tensors, and a SHA-256 of both. What reading promises for
-any bytes: the cache that was written, for the model, reducer and settings that wrote it, or one worded ``ValueError``.
-The checksum finds damage, not a forger: hence all other checks. Nothing is unpickled, no path in the file is opened,
-and nothing larger than the file is allocated.
+Its metadata hold as JSON a ``CacheHeader``, a record of the tensors, and a SHA-256 of both. Reading any bytes gives the
+cache that was written, for the model and the settings that wrote it, or one worded ``ValueError``. The checksum finds
+damage, not a forger: hence all other checks. Nothing is unpickled, no path in the file is opened, and nothing larger
+than the file is allocated.
 """
 
 import hashlib

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 from itertools import starmap
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from subtoken_train.cache.pack import plan_marks
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning
-from subtoken_train.functional.gather import last_marked, take_rows
+from subtoken_train.functional.gather import each_tensor, last_marked, take_rows
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import Prefill, who_drops
 from subtoken_train.kernels.formats import MODEL, KVDtype
@@ -39,8 +40,7 @@ class CacheReport:
         nominal_fraction: retained share of the compressed region (visual or context) that reducer, routers and key
             channels promise, before an eviction.
         payload_bytes: keys and values of what is packed, measured; index_bytes: what finds the stored pieces.
-        tail_bytes: what came after the prompt (or after the last eviction), in full.
-        slack_bytes: room that the tail holds in advance: of an answer's tokens that did not come, else of at most 64.
+        tail_bytes: what came after the prompt (or after the last eviction), in full; slack_bytes: its spare room.
         dense_bytes: an uncompressed cache of the same prompts and tail.
         plan_bytes: ids, regions and plan of the prompts, which are held beside the cache.
         statistics_bytes: notes of an eviction while decoding: stored entries, the method's own, the last queries.
@@ -48,8 +48,7 @@ class CacheReport:
         evictions: how often generated tokens were evicted; ``ledger`` says what the prompt's own eviction left.
         unread_bytes: of ``payload_bytes``, what one new token does not read: 0 unless pages are chosen in every step.
         shares: under a threshold the retained share of each prompt's compressed region; empty elsewhere.
-        kept_entries: share of the compressed region's entries, over layers and heads, that an eviction left; None:
-            none.
+        kept_entries: share of the region's entries, over layers and heads, that an eviction left; None: no eviction.
         kv_dtype: of the stored prompt.
         way: how an answer was decoded on a GPU, in words: captured in a graph, or step by step, and why.
     """
@@ -131,7 +130,7 @@ def report(
     held_P = torch.unique(origin_B)
     regions_PN = prompts.regions_BN[held_P]
     shape = backbone.family.shape
-    own = Plan([layer.select(held_P) for layer in plan.layers], plan.layout)
+    own = each_tensor(plan, itemgetter(held_P))
     tokens_B = (prompts.regions_BN[origin_B] != Region.PADDING).sum(-1)
     generated = cache.get_seq_length() - cache.prompt_length
     in_region_PN, heads = in_compressed_region(regions_PN), shape.num_kv_heads
@@ -180,9 +179,9 @@ def _compressed_region(ledger: Ledger) -> str | None:
 
 def _shares(plan: Plan, regions_PN: Tensor, shape: KVShape) -> list[float]:
     found = []
-    for one in torch.arange(len(regions_PN), device=regions_PN.device)[:, None]:
-        own = Plan([layer.select(one) for layer in plan.layers], plan.layout)
-        ledger = measured_ledger(own, regions_PN[one], shape)
+    for place in range(len(regions_PN)):
+        own = slice(place, place + 1)
+        ledger = measured_ledger(each_tensor(plan, itemgetter(own)), regions_PN[own], shape)
         found += [] if (region := _compressed_region(ledger)) is None else [ledger.fraction(region)]
     return found
 
@@ -194,34 +193,24 @@ def _bytes(thing: object) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One sample's prompt in all layers, measured on the packed tensors, and the seconds of its answer.
-
-    Attributes:
-        dense_kv_bytes: the same prompt uncompressed; of a layer with a window what the next token can see.
-        region_bytes: its compressed region (visual or context) with all indices, ``index_bytes`` of them; 0: no region.
-        entries_before: (token, layer) entries of the region; entries_after: those that any head keeps.
-        values_after: their stored values, a layer's stored mean among them, in whole ones, rounded to 4 places.
-        kept_visual: visual tokens that the last layer keeps, a bit each, in hexadecimal, the first token highest, zeros
-            at the end. None without visual tokens, and where they are merged into tokens without a place (VisionZip on
-            LLaVA).
-        emptied: region -> layers that keep nothing of it.
-        unread_bytes: of ``kv_bytes``, what one new token does not read; seconds are the batch's, over ``batch_size``.
-    """
+    """One sample's prompt in all layers, measured on the packed tensors, and the seconds of its answer."""
 
     kv_bytes: int
-    dense_kv_bytes: int
-    region_bytes: int
+    dense_kv_bytes: int  # the same prompt uncompressed; of a layer with a window what the next token can see
+    region_bytes: int  # its compressed region (visual or context) with all indices; 0: no region
     region_dense_bytes: int
     index_bytes: int
-    entries_before: int
-    entries_after: int
-    values_after: float
+    entries_before: int  # (token, layer) entries of the region
+    entries_after: int  # those that any head keeps
+    values_after: float  # their stored values, a layer's stored mean among them, in whole ones
     kept_visual: str | None
-    emptied: dict[str, int] = field(default_factory=dict)
-    unread_bytes: int = 0
+    """Visual tokens that the last layer keeps, a bit each, in hexadecimal, the first token highest; None without visual
+    tokens, and where they are merged into tokens without a place (VisionZip on LLaVA)."""
+    emptied: dict[str, int] = field(default_factory=dict)  # region -> layers that keep nothing of it
+    unread_bytes: int = 0  # of ``kv_bytes``, what one new token does not read
     new_tokens: int
     batch_size: int
-    prefill_seconds: float
+    prefill_seconds: float  # the batch's over ``batch_size``, as all seconds
     decode_seconds: float
 
 
@@ -236,19 +225,13 @@ class TokenScore:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome(Measured):
-    """One prompt of a batch, with its answer once there is one.
+    """One prompt of a batch, with its answer once there is one."""
 
-    Attributes:
-        keys_after: stored keys of the region, in whole ones, rounded to 4 places.
-        text: up to the first stop text, without special tokens, not stripped; token_ids: end-of-text and later cut.
-        logprobs: sums of each continuation ([] when generated); greedy: whether greedy decoding would say it.
-    """
-
-    keys_after: float
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    greedy: list[bool] = field(default_factory=list)
+    keys_after: float  # stored keys of the region, in whole ones
+    text: str = ""  # up to the first stop text, without special tokens, not stripped
+    token_ids: list[int] = field(default_factory=list)  # end-of-text and later cut
+    logprobs: list[float] = field(default_factory=list)  # sums of each continuation
+    greedy: list[bool] = field(default_factory=list)  # whether greedy decoding would say it
     reference: TokenScore | None = None
 
 

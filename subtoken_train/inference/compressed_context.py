@@ -55,8 +55,7 @@ def context_batches(
 ) -> tuple[Batch, list[texts.QuestionFrame]]:
     """Encode contexts as one batch that a prefill takes, and return the frames of their questions.
 
-    ``system``: what the system says before each, None: what the chat template says by itself; ``by_system``: the
-    contexts are what the system says.
+    ``system``: what the system says before each; ``by_system``: the contexts are what the system says.
     """
     family, reads = backbone.family, reader_of_question(backbone, compression)
     refuse((reads, f"ask compresses before any question is seen, but {reads}; use generate or chat"))
@@ -84,9 +83,9 @@ def _text(
     system: str,
 ) -> tuple[Batch, texts.QuestionFrame]:
     """A text as a batch of one context; ``frame_of`` writes it in a chat template, None: it is read as it is."""
-    if not isinstance(context, str) or not context.strip():
-        got = "empty" if isinstance(context, str) else f"{type(context).__name__}, not text"
-        raise ValueError(f"{family.name} reads texts, and a context is {got}; give the text that is asked about")
+    got = "empty" if isinstance(context, str) else f"{type(context).__name__}, not text"
+    none = not isinstance(context, str) or not context.strip()
+    refuse((none, f"{family.name} reads texts, and a context is {got}; give the text that is asked about"))
     check_characters(context, "a context")
     if frame_of is None:
         (ids, whole), frame = texts.told_ids(family, system, context), texts.RAW_FRAME

@@ -42,7 +42,7 @@ class Compression:
 
     Attributes:
         keep: share of the entries in scope that the token reducer left, a number of them per layer and sample, or bytes
-            of a sample's whole prompt cache, text included. The last row of a prompt stays, and counts in scope.
+            of a sample's whole prompt cache, text included.
         round_up: round the number of entries that a share keeps up (matched anchors) instead of down.
         key_window: last entries of a prompt, whose queries choose the channels and whose own keys stay whole.
         threshold: in the place of ``keep``: what an entry's score must reach, whatever that leaves.
@@ -231,7 +231,7 @@ class Compression:
     def cuts_keys(self, regions_BM: Tensor) -> Tensor:
         """Mark the kept entries whose keys are cut, bool [B, M]: those in scope, but not the last of a prompt.
 
-        Along principal axes its first stays whole too: all tokens look at it, and its key lies far from all others.
+        Along principal axes its first stays whole too: its key lies far from all others.
         """
         if self.key_channels == 1:
             return torch.zeros_like(regions_BM, dtype=torch.bool)
@@ -337,14 +337,12 @@ def compression_of(settings: CompressionSettings, beside: Collection[str] = ()) 
         keep = given.pop("eviction_keep")
         given |= written_keep(keep) if isinstance(keep, str | Mapping) else {"keep": keep}
     method, options, every = (given.pop(name, None) for name in ("eviction", "eviction_options", "eviction_every"))
-    if options and not isinstance(method, str):
-        why = "need an eviction, for instance eviction='snapkv'"
-        if isinstance(method, Eviction):
-            why = f"go with a name; {method.name} is built, with settings of its own"
-        raise ValueError(f"eviction_options={options!r} {why}")
+    built = isinstance(method, Eviction) and f"go with a name; {method.name} is built, with settings of its own"
+    why = built or "need an eviction, for instance eviction='snapkv'"
+    refuse((options and not isinstance(method, str), f"eviction_options={options!r} {why}"))
     method = build_eviction(method, **(options or {})) if isinstance(method, str) else method
-    if not isinstance(method, Eviction | None):
-        raise ValueError(f"eviction is of type {type(method).__name__}; give a name, or what build_eviction returns")
+    kind = f"eviction is of type {type(method).__name__}; give a name, or what build_eviction returns"
+    refuse((not isinstance(method, Eviction | None), kind))
     return Compression(method, every=every, **given)
 
 
@@ -352,7 +350,7 @@ def settings_record(compression: Compression) -> dict[str, Any]:
     """Return a compression as plain values, equal for two that leave the same cache.
 
     A calibration is told by its file's digest; ``prefill_chunk`` is left out, and so is what earlier versions did not
-    have where it is as they had it.
+    have where it does nothing.
     """
     record: dict[str, Any] = {field.name: getattr(compression, field.name) for field in fields(compression)}
     gone = ["prefill_chunk", *(["key_axes"] if compression.key_axes == "own" else [])]

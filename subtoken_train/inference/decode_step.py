@@ -3,8 +3,7 @@
 A step's calls take the host several times as long as their work takes the device; a replayed graph is one call. What is
 captured is the step itself, on a cache of *one shape*: it reads the whole room of the tails, with unwritten places
 hidden; how many tokens are written, and where the next one stands, are numbers on the device. Its tensors stay where
-they are, and one cache after another moves into them. The fused kernels find entries by a table of addresses, which is
-such a tensor too. So a model's last graphs serve every prompt of the same shape, under the same weights alone.
+they are, the fused kernels' table of addresses too, and one cache after another moves into them.
 
 Legend: B batch, h key-value heads, T places of a tail's room, d head width, q appended tokens, D model width, V
 vocabulary.
@@ -86,8 +85,8 @@ def step_shape(cache: PackedCache, room: int) -> Hashable:
 class OneShape:
     """The tensors of a step of one shape, in which one cache is at a time.
 
-    ``room``: places of every tail, T; ``written``: its tokens, int64 [1]; ``position``: of the next one; ``first_B``:
-    positions of the tails' first places. Steps count the second and third up in place.
+    ``room``: places of every tail, T; ``written``: its tokens, int64 [1]; ``position``: the next one's; ``first_B``: of
+    the tails' first places. Steps count the second and third up in place.
     """
 
     def __init__(self, cache: PackedCache, room: int) -> None:

@@ -126,8 +126,8 @@ class EvictionPass:
     """The observer of one prompt pass: scores layer after layer, then says what stays.
 
     ``again_B`` marks the samples whose entries a second pass scores, ``tasks`` are its rows. ``budgets`` are, per layer
-    that was kept, what competed (bool [B, M]) and how much of it may stay (int64 [B]). ``reducer``: a matched anchor's
-    says what its arm keeps. ``groups``: what a routed entry stores, for a budget in bytes; None: whole entries.
+    that was kept, what competed (bool [B, M]) and how much of it may stay (int64 [B]). ``groups``: what a routed entry
+    stores, for a budget in bytes; None: whole entries.
     """
 
     def __init__(
@@ -201,10 +201,8 @@ class EvictionPass:
         """
         order = sorted(self.scores)
         regions = [self.rows[layer].regions_BM for layer in order]
-        competes = [self.compression.in_scope(x) & ~self._last_row(x) for x in regions]
-        exact = torch.stack([self._exact(x, choose) for x, choose in zip(regions, competes, strict=True)])
-        most = torch.stack([choose.sum(-1) for choose in competes])
-        whole = self._whole(exact)
+        competes, *counted = map(list, zip(*map(self._budget, regions), strict=True))
+        exact, whole, most = map(torch.stack, counted)
         budget = torch.minimum(whole, most)
         exact, scores = torch.minimum(exact.clamp(min=0), most), [self.scores[layer] for layer in order]
 
@@ -212,9 +210,8 @@ class EvictionPass:
             capped, real = (budget, exact) if most_B is None else (budget.minimum(most_B), exact.minimum(most_B))
             for i, layer in enumerate(order if self.lasting else ()):
                 own = self.lasting[layer]
-                own.competes_BM, own.budget_B, own.carried = competes[i], capped[i], scores[i].carried
-                if self.compression.unit == "tokens":  # of a short prompt, more than it has
-                    own.budget_B = whole[i]
+                own.competes_BM, own.carried = competes[i], scores[i].carried
+                own.budget_B = whole[i] if self.compression.unit == "tokens" else capped[i]  # more than a prompt has
             self.budgets.update(zip(order, zip(competes, capped, strict=True), strict=True))
             return self._kept(scores, Candidates(regions, competes, capped, real))
 
@@ -252,10 +249,9 @@ class EvictionPass:
             own.append((read(found.scores_BhN).cpu(), in_scope_BM.cpu(), older_BM.cpu()))
         prompts = []
         for place in range(len(self.again_B)):
-            scores = [scores_BhM[place][:, older_BM[place]].flatten() for scores_BhM, _, older_BM in own]
+            scores = torch.cat([scores_BhM[place][:, older_BM[place]].flatten() for scores_BhM, _, older_BM in own])
             total = sum(int(in_scope_BM[place].sum()) * scores_BhM.shape[1] for scores_BhM, in_scope_BM, _ in own)
-            if total:
-                prompts.append(ScoredPrompt(torch.cat(scores), total - sum(map(len, scores))))
+            prompts += [ScoredPrompt(scores, total - len(scores))] if total else []
         return prompts
 
     def forget(self) -> None:
@@ -270,11 +266,15 @@ class EvictionPass:
     def _in_scope_budget(self, regions_BM: Tensor) -> Tensor:
         """Entries in scope that may stay in a layer, a last row that is in scope among them, int64 [B]."""
         here, regions_BM = regions_BM.device, regions_BM.to(self.again_B.device)
-        in_scope_BM = self.compression.in_scope(regions_BM)
-        competes_BM = in_scope_BM & ~self._last_row(regions_BM)
-        most_B = competes_BM.sum(-1)
-        whole_B = torch.minimum(self._whole(self._exact(regions_BM, competes_BM)), most_B)
-        return (whole_B + in_scope_BM.sum(-1) - most_B).to(here)
+        _, _, whole_B, most_B = self._budget(regions_BM)
+        beside_B = self.compression.in_scope(regions_BM).sum(-1) - most_B
+        return (torch.minimum(whole_B, most_B) + beside_B).to(here)
+
+    def _budget(self, regions_BM: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What competes in a layer, bool [B, M]; how much may stay, fp64 and int64 [B]; how much competes."""
+        competes_BM = self.compression.in_scope(regions_BM) & ~self._last_row(regions_BM)
+        exact_B = self._exact(regions_BM, competes_BM)
+        return competes_BM, exact_B, self._whole(exact_B), competes_BM.sum(-1)
 
     def _whole(self, exact: Tensor) -> Tensor:
         """Budgets in whole entries, int64, 1 at least: the decimal that was written, not its binary neighbours."""

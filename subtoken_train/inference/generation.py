@@ -72,15 +72,15 @@ def telling(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _untyped(name: str, value: Any) -> bool:
-    """Return whether these are token types that are all 0: a tokenizer writes them for models that read them."""
+    """A tokenizer writes token types that are all 0 for models that read them."""
     return name == "token_type_ids" and isinstance(value, Tensor) and not bool(value.any())
 
 
 def settings_used(given: Mapping[str, Any], own: GenerationConfig) -> dict[str, Any]:
     """Return the settings that transformers will use, each checked: given ones, their configuration's, the model's."""
     config = given.get("generation_config")
-    if config is not None and not isinstance(config, GenerationConfig):
-        raise ValueError(f"generation_config must be a transformers GenerationConfig, not {type(config).__name__}")
+    other = config is not None and not isinstance(config, GenerationConfig)
+    refuse((other, f"generation_config must be a transformers GenerationConfig, not {type(config).__name__}"))
     whole = {name: value for name, value in vars(own).items() if name[0] != "_"}
     further = {} if config is None else {k: v for k, v in vars(config).items() if v is not None and k[0] != "_"}
     # a copy of the model's configuration may hold what its authors wrote
@@ -248,7 +248,7 @@ def compressed(
     """Let ``backbone.model.generate`` run on packed caches inside the block.
 
     ``prompts`` are what the first call's input ids stand for, ``filled`` is called when they are in the ``cache``; both
-    None: it is a branch of a context, which is asked. ``room`` tokens are appended at most; None: not known.
+    None: it is a branch of a context. ``room`` tokens are appended at most; None: not known.
     """
     model, watch = backbone.model, _LogitWatch()
     asks = filled is None  # a context, and what the first call appends to it is the question, as ``ask`` does

@@ -86,8 +86,7 @@ class SubTokenModel:
     """Generates with token reducer, routers and KV eviction on a cache that is as small as they promise.
 
     The router and the reducer run on prompts only; evictions act after a prompt's pass, so they cannot change the first
-    token. A model object serves one call at a time. The model itself is not changed: while a call runs its language
-    model's attention reads packed storage, and in ``generate`` its ``forward`` is ours.
+    token. A model object serves one call at a time; the model itself is not changed.
 
     Args:
         model: a transformers model of a family that is served, in evaluation mode.
@@ -164,8 +163,7 @@ class SubTokenModel:
             path: an adapter (folder or Hub id), or a backbone for published methods without an adapter. What comes from
                 the Hub is cached, and read from the cache where HF_HUB_OFFLINE is set.
             revision: branch, tag or commit of a Hub id.
-            backbone: for an adapter: where its backbone is, or how to load it (dtype, attention); its identity is
-                checked.
+            backbone: for an adapter: where its backbone is, or how to load it; its identity is checked.
             device_map: a device (``cuda:0``), or ``auto``: the first GPU, or all if it does not hold the model; or CPU.
                 ``device`` is the same.
             dtype: of the frozen weights; ``auto``: an adapter's own, of a backbone alone that of its files. Default:
@@ -332,14 +330,14 @@ class SubTokenModel:
     ) -> dict[str, Tensor]:
         """Encode a prompt in the backbone's chat format, as ``generate`` takes it; a list becomes a batch, padded left.
 
-        A language model's chat format is its tokenizer's chat template; beside the ids stand their ``regions`` then:
-        the system prompt stays whole, what was said before the last question may be compressed, and so may the
-        beginning of a long last question. Without a template the text is read as it is.
+        In a language model's chat template the system prompt stays whole, what was said before the last question may be
+        compressed, and so may the beginning of a long last question (``regions``). Without a template the text is read
+        as it is.
 
         Args:
-            prompt: what the user says, with ``<image>`` or ``<video>`` where one stands (in front where it is left
-                out); or turns, the last without an answer; or OpenAI's messages, ``[{"role": "user", "content":
-                "..."}]``. If the assistant speaks last, the answer goes on with it.
+            prompt: what the user says, with ``<image>`` or ``<video>`` where one stands (else in front); or turns, the
+                last without an answer; or OpenAI's messages, ``[{"role": "user", "content": "..."}]``. If the assistant
+                speaks last, the answer goes on with it.
             images: an image (PIL) or a video (``Video(frames, fps)``), or a list of them in the order of their
                 placeholders; turned upright as their EXIF says. Of several prompts those of each.
             raw: a language model's prompt without its chat template: a text to go on with.
@@ -359,10 +357,9 @@ class SubTokenModel:
     ) -> Any:
         """Answer one prompt, or the last turn of a conversation, as text; see ``inputs`` and ``generate``.
 
-        At most ``ANSWER_TOKENS`` new tokens unless the settings say otherwise. White space around the answer is left
-        out; where it goes on with a text, what stands in front stays. A list of prompts is answered as a batch, by a
-        list; with ``stream``, one prompt by an iterator over pieces of its answer. The model serves no other call until
-        that is exhausted or closed.
+        At most ``ANSWER_TOKENS`` new tokens unless the settings say otherwise. A list of prompts is answered by
+        a list; with ``stream``, one prompt by an iterator over pieces of its answer. The model serves no other call
+        until that is exhausted or closed.
         """
         check_arguments("chat", settings, ("prompt", "images", *_keywords(self.chat)))
         several = prompt_inputs.is_several(prompt)
@@ -402,17 +399,16 @@ class SubTokenModel:
     ) -> Any:
         """Compress a context once, before any question is seen, and answer many questions about it, greedily.
 
-        A language model with a chat template is asked in it: context and question are one turn of the user, a blank
-        line between them unless one of them has a line break there. Without a template, or ``raw``, the question
-        follows the context as both are written. A model that sees images is asked in its own chat format, the images
-        first; all text belongs to the questions. Several contexts are compressed in one pass and answered together.
+        In a chat template context and question are one turn of the user, a blank line between them unless one of them
+        has a line break there; without one, or ``raw``, the question follows the context as both are written. Of a
+        model that sees images the images come first; all text belongs to the questions. Several contexts are compressed
+        in one pass and answered together.
 
         Args:
             context: a text, or an image, a video or several of them; with lists of questions a list of such. None: the
                 context that was compressed last, or loaded.
             questions: a list; for several contexts a list for each. An empty one compresses and asks nothing.
-            system: what the system says first, for every context; it stays whole. ``raw``, or without a template, it
-                stands before the context, a blank line behind it.
+            system: what the system says first, for every context; it stays whole.
             stream: hand on the answer to one question, a text, while it is made, as ``chat`` does.
 
         Returns:

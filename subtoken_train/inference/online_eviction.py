@@ -3,8 +3,7 @@
 Whenever ``every`` tokens came since the last time, and more follow, the method scores each layer's cache, the entries
 of the prompt that competed and what was appended since, by the queries of the last rows, and keeps as many per head as
 the prompt's budget allows (under a threshold, what scores no less). The tail is packed when something is evicted; kept
-entries of the prompt lie as they were stored. ``merge`` acts on the prompt alone, and positions stay. Idea: kvpress's
-``DecodingPress``, which evicts in the middle of a step; here the next step sees it first.
+entries of the prompt lie as they were stored. ``merge`` acts on the prompt alone. Idea: kvpress's ``DecodingPress``.
 
 Legend: B batch, L layers, h key-value heads, H query heads, R rows (B, or B * h where heads hold entries of their own),
 c key heads of a row, M stored entries, T tail tokens, N = M + T, k statistics of a head, n query rows, d head width.

@@ -45,8 +45,7 @@ class ModelPool:
     """Hands out backbones with an adapter's LoRA, reducer and routers, and reads weights as seldom as it can.
 
     Arms that name the same backbone (path, revision, dtype, ...) take turns on one loaded family: only the arm that was
-    handed out last runs. ``device_map``: where models run, None: where they are loaded; under ``auto`` a model that the
-    first of several GPUs does not hold is spread over all.
+    handed out last runs. ``device_map``: where models run, None: where they are loaded; ``auto`` may spread a model.
     """
 
     def __init__(self, device_map: str | int | torch.device | None = None) -> None:
@@ -90,7 +89,7 @@ class ModelPool:
         Args:
             reducer: takes the place of the adapter's own (a matched anchor: the same LoRA at another ratio).
             selector: takes the place of the adapter's routers: ``none`` (values stay whole), or a router-free selector
-                at the same S and K, with a ``seed`` where it draws. None: the adapter's own.
+                at the same S and K, with a ``seed`` where it draws.
             loading: settings of the backbone (dtype, max_pixels) in the place of its own.
         """
         chooses, named = selector not in (None, "none"), isinstance(backbone, str)
@@ -133,7 +132,7 @@ class ModelPool:
         return self._family
 
     def _load(self, source: BackboneConfig, reducer: Reducer) -> Family:
-        """Read the weights; pools that lay models out, or draw them, override it."""
+        """Read the weights; some pools lay models out, or draw them."""
         free = free_memory() if self._spreads else []
         memory = None if len(free) < 2 else spread_memory(layout_family(source), source, free)
         return load_family(source, reducer, memory)

@@ -1,8 +1,8 @@
 """Run prompts, compress their cache, pack it, and append to it.
 
-A prompt comes in whole (``query_aware``), or its context first, before the question is seen: ``context_first``, under
-which KVCompose reports. Then reducer, routers and eviction see a prompt's context alone (up to and including the last
-visual token, or the end of the CONTEXT region), and the rest is appended as it is, at its own positions.
+A prompt comes in whole (``query_aware``), or its context first, before the question is seen (``context_first``): then
+reducer, routers and eviction see a prompt's context alone (up to and including the last visual token, or the end of the
+CONTEXT region), and the rest is appended as it is, at its own positions.
 
 Legend: B batch, N positions of prompts or entries of a plan, M rows of the pass, q appended tokens, D model width, V
 vocabulary.
@@ -26,7 +26,7 @@ from subtoken_train.engine.modes import watching_inputs
 from subtoken_train.engine.prompt_pass import PromptPass, Rows, are_finite, check_logits, layer_plan
 from subtoken_train.engine.second_pass import rows_of_task, second_pass, task_tokens
 from subtoken_train.engine.spans import Chunks
-from subtoken_train.errors import SubTokenWarning, check_together, check_word, no_numbers
+from subtoken_train.errors import SubTokenWarning, check_together, check_word, no_numbers, refuse
 from subtoken_train.evictions.kvzip import TrainedGates
 from subtoken_train.evictions.thresholds import Threshold
 from subtoken_train.families.family import Family
@@ -60,14 +60,11 @@ def check_choices(backbone: CompressedBackbone, compression: Compression) -> Non
 
 def with_gates(backbone: CompressedBackbone, compression: Compression) -> Compression:
     """Return a compression joined by the eviction that a backbone's gates decide; the same where it has none."""
-    bank = backbone.bank
-    if bank is None or not bank.gated or isinstance(compression.eviction, TrainedGates):
+    bank, method = backbone.bank, compression.eviction
+    if bank is None or not bank.gated or isinstance(method, TrainedGates):
         return compression
-    if compression.eviction is not None:
-        raise ValueError(
-            f"the adapter's gates say already what stays, and so does eviction {compression.eviction.name!r}: leave "
-            "eviction and eviction_keep out, or use the backbone without the adapter"
-        )
+    both = method and f"the adapter's gates say already what stays, and so does eviction {method.name!r}"
+    refuse((both, f"{both}: leave eviction and eviction_keep out, or use the backbone without the adapter"))
     return replace(compression, eviction=TrainedGates(bank.gate_logits), threshold=Threshold(0.0, bank.config.window))
 
 
@@ -114,12 +111,13 @@ def prefill(
     one. ``between`` is called after each chunk of a layer, and may decode from other caches.
     """
     family, compression = backbone.family, with_gates(backbone, compression)
+    config = family.decoder.config
     check_before_prefill(backbone, prompts, compression)
-    bound = position_bound(family.decoder.config)
+    bound = position_bound(config)
     if bound is not None and prompts.input_ids_BN.shape[1] > bound:  # of a picture positions are fewer under mRoPE
         shown_BN = prompts.regions_BN != Region.PADDING
-        warn_beyond(family.decoder.config, int(family.positions(prompts).masked_fill(~shown_BN, -1).max()) + 1)
-    use_packed_attention(family.decoder.config)
+        warn_beyond(config, int(family.positions(prompts).masked_fill(~shown_BN, -1).max()) + 1)
+    use_packed_attention(config)
     eviction = None
     if compression.eviction is not None:
         eviction = EvictionPass(compression, family, prompts, backbone.reducer, backbone.group_budget)
@@ -154,10 +152,9 @@ def prefill(
 
 def check_before_prefill(backbone: CompressedBackbone, prompts: Batch, compression: Compression) -> None:
     """Raise a worded ``ValueError`` where ``prefill`` refuses."""
-    family = backbone.family
-    if prompts.pixel_values is None and bool((prompts.regions_BN == Region.VISUAL).any()):
-        raise ValueError("the prompts have visual tokens but no pixels, which a cache frees; build the batch again")
-    compression.check(family)
+    unseen = prompts.pixel_values is None and bool((prompts.regions_BN == Region.VISUAL).any())
+    refuse((unseen, "the prompts have visual tokens but no pixels, which a cache frees; build the batch again"))
+    compression.check(backbone.family)
     compression.check_prompts(prompts)
     choose_kernel(prompts.regions_BN.device.type)  # a forced path that cannot run
     check_choices(backbone, compression)
@@ -309,9 +306,7 @@ def _warn_of_tasks(prompts: Batch, eviction: EvictionPass, family: Family) -> No
     """Warn where a second pass takes positions that the model was not made for, after a prompt that does not."""
     bound, method = position_bound(family.decoder.config), eviction.method
     lengths_B = (prompts.regions_BN != Region.PADDING).sum(-1)
-    if bound is None:
-        return
-    for task in eviction.tasks:
+    for task in eviction.tasks if bound is not None else ():
         tokens_B = task_tokens(family, task, prompts.regions_BN)
         needed, place = (lengths_B + tokens_B).masked_fill(~eviction.again_B, 0).max(0)
         if lengths_B[place] <= bound < needed:
@@ -336,8 +331,8 @@ def reader_of_question(backbone: CompressedBackbone, compression: Compression) -
 
 def check_context_first(backbone: CompressedBackbone, compression: Compression) -> None:
     """Raise a worded ``ValueError`` where something that compresses reads the question."""
-    if (reads := reader_of_question(backbone, compression)) is not None:
-        raise ValueError(f"context_first compresses before the question is seen, but {reads}; use query_aware")
+    reads = reader_of_question(backbone, compression)
+    refuse((reads, f"context_first compresses before the question is seen, but {reads}; use query_aware"))
 
 
 def open_prompts(
@@ -353,9 +348,8 @@ def open_prompts(
         return prefill(backbone, prompts, cache, compression)
     check_context_first(backbone, compression)
     rest_BN = (prompts.regions_BN != Region.PADDING) & ~context_part(prompts.regions_BN)
-    for name, ends in zip(prompts.record_ids, (~rest_BN.any(-1)).tolist(), strict=True):
-        if ends:
-            raise ValueError(f"context_first: nothing follows the context of {name!r}; a prompt must ask after it")
+    for name, asks in zip(prompts.record_ids, rest_BN.any(-1).tolist(), strict=True):
+        refuse((not asks, f"context_first: nothing follows the context of {name!r}; a prompt must ask after it"))
     first = prefill(backbone, contexts_of(prompts), cache, compression)
     index_Bq, valid_Bq = kept_index(rest_BN, pad_left=True)
     ids_Bq = take_rows(prompts.input_ids_BN, index_Bq)

@@ -46,8 +46,7 @@ def batch_from_inputs(
 
     A model that sees images: SYSTEM before a sample's first image token, VISUAL, QUERY for everything else; the ranking
     token is the last one. A language model: CONTEXT (of every sample ``context_length`` tokens; None: the given
-    ``regions``, or the default split) and QUERY. ``inputs`` are the processor's further outputs, by the names
-    ``IMAGE_INPUTS``.
+    ``regions``, or the default split) and QUERY. ``inputs`` are the processor's, by the names ``IMAGE_INPUTS``.
     """
     device, regions_BN, given = family.device, inputs.get("regions"), dict[str, Tensor]()
     input_ids_BN, visible = input_ids_BN.to(device).long(), visible_BN.to(device)
@@ -144,9 +143,9 @@ def _text_regions(family: Family, ids_BN: Tensor, visible_BN: Tensor, context_le
     for row, (ids, visible) in enumerate(zip(ids_BN, visible_BN, strict=True)):
         real = ids[visible].tolist()
         length = context_tokens(family, real) if context_length is None else context_length
-        if not 0 <= length < len(real):
-            place = f"prompt {row} has {len(real)} tokens, and at least one of them must ask"
-            raise ValueError(f"context_length={length} must lie between 0 and {len(real) - 1}: {place}")
+        place = f"prompt {row} has {len(real)} tokens, and at least one of them must ask"
+        outside = f"context_length={length} must lie between 0 and {len(real) - 1}: {place}"
+        refuse((not 0 <= length < len(real), outside))
         split = [int(Region.CONTEXT)] * length + [int(Region.QUERY)] * (len(real) - length)
         regions[row, visible] = torch.tensor(split, device=regions.device)
     return regions if given is None else torch.where(told == int(Region.SYSTEM), told, regions)

@@ -1,8 +1,8 @@
 """Texts as token ids: prompts and continuations, questions after a context, LongBench's long prompts.
 
-Prompts and continuations follow lm-evaluation-harness (``TemplateLM._encode_pair``, ``HFLM`` of lm_eval 0.4.13):
-both are encoded together, and the continuation's ids are what comes after as many as the prompt alone has; BOS is what
-the tokenizer adds, unless the text starts with it. No token spans a compressed context and its question.
+Prompts and continuations follow lm-evaluation-harness (``TemplateLM._encode_pair``, ``HFLM`` of lm_eval 0.4.13): both
+are encoded together, and the continuation's ids are what comes after as many as the prompt alone has. No token spans a
+compressed context and its question.
 
 Legend: B batch, N positions.
 """
@@ -67,8 +67,7 @@ def text_frame(
     family: Family, context: str, system: str | None = None, **variables: object
 ) -> tuple[str, int, QuestionFrame]:
     """Return a context in the chat template, the characters before it, and the frame of its questions."""
-    told: list[Message] = [] if system is None else [{"role": "system", "content": system}]
-    messages = [*told, {"role": "user", "content": context + _MARK}]
+    messages: list[Message] = [*_told(system), {"role": "user", "content": context + _MARK}]
     rendered = rendered_prompt(family.tokenizer, messages, **variables)
     assert rendered.asked is not None
     end = rendered.asked.end
@@ -80,7 +79,7 @@ def text_frame(
 
 def system_frame(family: Family, context: str, **variables: object) -> tuple[str, int, QuestionFrame]:
     """Return likewise a context that is what the system says; questions are the user's first turn."""
-    told: list[Message] = [{"role": "system", "content": context}, {"role": "user", "content": _MARK}]
+    told: list[Message] = [*_told(context), {"role": "user", "content": _MARK}]
     rendered = rendered_prompt(family.tokenizer, told, **variables)
     assert rendered.asked is not None
     text, asked, (start, end) = rendered.text, rendered.asked, rendered.told
@@ -152,8 +151,11 @@ def picture_frame(family: Family, pictures: Sequence[Picture], system: str | Non
 
 def picture_messages(pictures: Sequence[Picture], question: str, system: str | None) -> list[Message]:
     """Return a question about pictures, which stand in front of it, behind what the system says."""
-    told: list[Message] = [] if system is None else [{"role": "system", "content": system}]
-    return [*told, {"role": "user", "content": f"{IMAGE_MARK}\n" * len(pictures) + question}]
+    return [*_told(system), {"role": "user", "content": f"{IMAGE_MARK}\n" * len(pictures) + question}]
+
+
+def _told(system: str | None) -> list[Message]:
+    return [] if system is None else [{"role": "system", "content": system}]
 
 
 @dataclass(frozen=True)
@@ -181,8 +183,8 @@ def encode_text(
 ) -> EncodedText:
     """Encode one prompt. With continuations, white space at its end moves to them.
 
-    ``context_characters`` of the prompt, from its start, may be compressed, but for a token across that boundary; None:
-    the default split. Prompt and continuation, whose last token needs none, may take ``max_length`` positions.
+    ``context_characters`` of the prompt, from its start, may be compressed; None: the default split. Prompt and
+    continuation, whose last token needs none, may take ``max_length`` positions.
     """
     moved = prompt[len(prompt.rstrip()) :] if continuations else ""
     kept, most = prompt.removesuffix(moved) if moved else prompt, len(prompt) - 1
@@ -196,8 +198,7 @@ def encode_text(
     ids = _ids(family, kept)
     pairs = [tuple(_ids(family, kept + moved + each)[len(ids) :]) for each in continuations]
     for text, pair in zip(continuations, pairs, strict=True):
-        if not pair:
-            raise ValueError(f"continuation {text!r} adds no token to the prompt; there is nothing to score")
+        refuse((not pair, f"continuation {text!r} adds no token to the prompt; there is nothing to score"))
     context = context_tokens(family, ids) if context_characters is None else 0
     if context_characters:
         ends = [end for _, end in _spans(family, kept)[1]]
@@ -212,8 +213,9 @@ def _name(content: bytes) -> str:
 
 
 def _fitting(text: EncodedText, beside: int, most: int | None) -> EncodedText:
-    if most is not None and (total := len(text.input_ids) + beside) > most:
-        raise ValueError(f"the prompt needs {total} positions, but there are {most}; shorten it, or raise max_length")
+    total = len(text.input_ids) + beside
+    long = most is not None and total > most
+    refuse((long, f"the prompt needs {total} positions, but there are {most}; shorten it, or raise max_length"))
     return text
 
 
@@ -236,8 +238,8 @@ def encode_chat(
     head, _, frame = text_frame(family, context, enable_thinking=False)
     asked = as_text(family, asked) + frame.after + answer_prefix
     first, second = (tokenise(family.tokenizer, text)[0] for text in (head, asked))
-    if not first or not second:
-        raise ValueError("the chat template leaves nothing before or after the context; ask with chat: false")
+    nothing = "the chat template leaves nothing before or after the context; ask with chat: false"
+    refuse((not first or not second, nothing))
     name = _name((head + asked).encode(errors="surrogatepass"))
     return _fitting(EncodedText((*first, *second), len(first), record_id=name), 0, max_length)
 

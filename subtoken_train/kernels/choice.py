@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from shutil import which
 
-from subtoken_train.errors import pip_line
+from subtoken_train.errors import pip_line, refuse
 
 VARIABLE = "SUBTOKEN_KERNEL"  # environment variable that forces a path
 PATHS = ("reference", "cpu", "triton")
@@ -44,15 +44,15 @@ _choices: dict[tuple[str, str | None, bool], KernelChoice] = {}
 def _chosen(device: str, forced: str | None, interpreted: bool) -> KernelChoice:
     there = find_spec("triton") is not None
     if forced:
-        if forced not in PATHS:
-            raise ValueError(f"{VARIABLE}={forced}: no such path; use one of {', '.join(PATHS)}, or unset it")
-        if forced == "triton" and not there:
-            raise ValueError(f"{VARIABLE}=triton: triton is not installed; {pip_line('gpu')}, or unset it")
-        if forced == "triton" and device != "cuda" and not interpreted:
-            raise ValueError(
-                f"{VARIABLE}=triton: the cache lies on {device!r}, and these kernels run on CUDA; unset it, or set "
-                "TRITON_INTERPRET=1 to interpret them, slowly"
-            )
+        fused, elsewhere = forced == "triton", f"the cache lies on {device!r}, and these kernels run on CUDA"
+        refuse(
+            (forced not in PATHS, f"{VARIABLE}={forced}: no such path; use one of {', '.join(PATHS)}, or unset it"),
+            (fused and not there, f"{VARIABLE}=triton: triton is not installed; {pip_line('gpu')}, or unset it"),
+            (
+                fused and device != "cuda" and not interpreted,
+                f"{VARIABLE}=triton: {elsewhere}; unset it, or set TRITON_INTERPRET=1 to interpret them, slowly",
+            ),
+        )
         return KernelChoice(forced, f"{VARIABLE} says so", forced=True)
     if device != "cuda":
         found = compiler()

@@ -1,8 +1,8 @@
 """Attention of new tokens on packed storage in pure torch, tuned for CPUs; it runs on every device.
 
 Of a short cache the calls of operations cost more than what they do: so the tail of all rows is one product, and a
-block of few rows takes views. Scores have keys first, and one query row of a head takes a bag of vectors: both are
-faster than products of few rows. What is rounded is read a stretch at a time.
+block of few rows takes views. Scores have keys first, and one query row of a head takes a bag of vectors. What is
+rounded is read a stretch at a time.
 
 Legend: B batch, H query heads, h key-value heads, q new tokens, c heads of a row, X = all rows times c, x those of a
 block, G query rows of a head (H / h * q), M entries of a part, T tail tokens, N entries of a row and its tail, P pieces
@@ -190,8 +190,7 @@ def _attend(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the weights of a block's tails, [x, T, G], and its value sums, [x, G, d] (None: no entries).
 
-    ``states``: of its rows the queries, the scaled ones [x, G, d], the tails' scores [x, T, G] and perhaps the fill
-    [x, 1, d].
+    ``states``: of its rows the queries, the scaled ones [x, G, d], the tails' scores [x, T, G], any fill [x, 1, d].
     """
     query_xGd, scaled_xGd, last_xTG, *filled = states
     if block.pages is not None and (own_q is None or len(own_q) == 1):

@@ -99,15 +99,14 @@ class Format:
     def store(self, vectors: Tensor, largest: Tensor | None = None) -> Payload:
         """Store vectors [..., d].
 
-        ``largest``: the magnitudes that they are rounded by, [..., 1], to which larger ones are cut; None: their own.
+        ``largest``: magnitudes to round them by, [..., 1], to which larger ones are cut; None: their own.
         """
         return Payload(vectors.contiguous(), None, vectors.dtype, self)
 
     def store_keys(self, keys: Tensor, feedback: Tensor | None = None) -> Payload:
         """Store keys [..., d].
 
-        ``feedback``: what a channel's error asks of those after it in a format that rotates, [..., d, d], unit lower
-        triangular; None: nothing.
+        ``feedback``: what a channel's error asks of those after it, [..., d, d], unit lower triangular; None: nothing.
         """
         return self.store(keys)
 
@@ -261,7 +260,7 @@ class Kivi(AboveZero):
     KIVI (Liu et al., 2024; section 3 and ``quant/new_pack.py`` of the release), and the same in 8 bits. Of every head's
     kept entries all full runs before the last 32 are rounded, once, when the prompt is packed. Not theirs: what follows
     a prompt is never rounded, as a cache can be cropped; pieces of routed values share one zero point and scale per
-    entry's head; blocks of values are smaller where 32 does not divide a head.
+    entry's head.
     """
 
     run = 32
@@ -293,10 +292,8 @@ class TurboQuant(AboveZero):
     TurboQuant (Zandieh et al., 2025, arXiv 2504.19874) as vLLM ships it (#38479: ``turboquant_4bit_nc``, ``_3bit_nc``).
     A key of length 1, turned by a Hadamard matrix, has nearly normal channels of variance 1 / d: each takes the nearest
     of ``LEVELS``. What is read back has the key's norm (fp16) again. A value is not turned, and has one scale and zero
-    point. The first two layers and the last two stay in the model's dtype. Not theirs: values are rounded by the scale
-    as it is stored; widths that are no powers of 2 are turned in blocks; what follows a prompt is rounded by
-    ``eviction_every`` alone. Not offered: 8-bit keys, the residual bit (QJL). The fused kernels and those in C do not
-    read it.
+    point. The first two layers and the last two stay in the model's dtype. Not offered: 8-bit keys, the residual bit
+    (QJL). The fused kernels and those in C do not read it.
     """
 
     mixes, fused = True, False

@@ -54,14 +54,11 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, *_CODES)  # dtypes that 
 
 
 class Alike(NamedTuple):
-    """Tell how entries of some stretches are stored, for which kernels are compiled; dtypes by place in ``DTYPES``.
-
-    ``shared``: channels of a value that share a scale and a zero point, as the keys of a run do by channel; 0: every
-    vector has a scale, and no zero point.
-    """
+    """Tell how entries of some stretches are stored, for which kernels are compiled; dtypes by place in ``DTYPES``."""
 
     bits: int = 0
     shared: int = 0
+    """Channels of a value that share a scale and a zero point, as the keys of a run do; 0: every vector has a scale."""
     key_dtype: int = 0
     value_dtype: int = 0
 
@@ -167,11 +164,8 @@ def row_table(blocks: Sequence[Block], batch: int, kv_heads: int, width: int, fi
     items, owners, slots = _slots(rows, stretches, heads)
     items.sort(key=lambda item: stored[item[0]])  # launch by launch
     counts = Counter(stored[item[0]] for item in items) or {Alike(): 0}
-    tensors = [
-        torch.tensor(rows, dtype=torch.int64).view(-1, len(Field)).to(device),
-        torch.tensor(items, dtype=torch.int32).view(-1, 4).to(device),
-        torch.tensor(owners, dtype=torch.int32).to(device),
-    ]
+    kinds = (rows, torch.int64, len(Field)), (items, torch.int32, 4), (owners, torch.int32, 2)
+    tensors = [torch.tensor(made, dtype=dtype).view(-1, width).to(device) for made, dtype, width in kinds]
     routed = [part.values for _, part in parts if isinstance(part.values, RoutedValues)]
     made = [x for x in held if isinstance(x, Tensor)]
     return RowTable(
@@ -223,17 +217,14 @@ def _columns(block: Block, part: BlockPart, stretch: int, held: list[object]) ->
     before_RPJ = (counts_RSJ.cumsum(-1) - counts_RSJ).index_select(1, piece_bit)
     starts = (before_RPJ + values.offsets.view(len(padded), -1, 1)).int()  # the first piece that each stretch stores
     held.append(starts)
-    return (
-        dict.fromkeys(Field, (0, 0))
-        | columns
-        | {
-            Field.VALUES: (values.pieces.data.data_ptr(), 0),
-            Field.FLAGS: of_rows(flags),
-            Field.FLAG_BYTES: (flags.shape[-1], 0),
-            Field.PIECE_BIT: (piece_bit.data_ptr(), 0),
-            Field.STARTS: of_rows(starts),
-        }
-    )
+    of_pieces = {
+        Field.VALUES: (values.pieces.data.data_ptr(), 0),
+        Field.FLAGS: of_rows(flags),
+        Field.FLAG_BYTES: (flags.shape[-1], 0),
+        Field.PIECE_BIT: (piece_bit.data_ptr(), 0),
+        Field.STARTS: of_rows(starts),
+    }
+    return dict.fromkeys(Field, (0, 0)) | columns | of_pieces
 
 
 def _slots(

@@ -67,21 +67,13 @@ def places_in_bits(packed_RSm: Tensor, piece_bit: Tensor, heads: int, entries: i
 
 @dataclass
 class PageIndex:
-    """Index of whole pages of consecutive entries, of which a step reads ``count``; what is left over is always read.
-
-    ``low`` and ``high``: least and greatest value of each key channel in a page, [R, c, P, d]; ``forced``: pages that
-    are always read, bool [R, P], at most ``count`` of each row.
-    """
+    """Index of whole pages of consecutive entries, of which a step reads ``count``; the rest is always read."""
 
     size: int
     count: int
-    low: Tensor
-    high: Tensor
-    forced: Tensor
-
-    def select(self, index_R: Tensor) -> PageIndex:
-        """Copy the index of some rows."""
-        return PageIndex(self.size, self.count, *(x[index_R] for x in (self.low, self.high, self.forced)))
+    low: Tensor  # least value of each key channel in a page, [R, c, P, d]
+    high: Tensor  # greatest, alike
+    forced: Tensor  # pages that are always read, bool [R, P], at most ``count`` of each row
 
     @property
     def nbytes(self) -> int:
@@ -91,16 +83,13 @@ class PageIndex:
 
 @dataclass
 class RoutedValues:
-    """Values of routed entries: the stored pieces, piece by piece of every row, and their index.
-
-    ``pieces``, [n, w], are ordered by row, then piece, then entry; an entry's head has one scale, [R, c, M, 1], or
-    [R, c, M, 1, 2] with its zero point.
-    """
+    """Values of routed entries: the stored pieces, piece by piece of every row, and their index."""
 
     index: Tensor | None
     """uint8 [R, S, ceil(M / 8)]: bit i % 8 of byte i // 8 is set where entry i stores what the bit stands for; None:
     every piece is stored by all of a row's entries or by none."""
     pieces: Payload
+    """[n, w], by row, then piece, then entry; a head's entry has one scale, [R, c, M, 1(, 2 with its zero point)]."""
     offsets: Tensor  # where each (row, piece) starts in ``pieces``, int32 [R * P]
     piece_bit: Tensor  # which of the S bits rules each of a row's P pieces, int32 [P]
     entries: int
@@ -284,16 +273,15 @@ def page_bound(positive_Rcd: Tensor, negative_Rcd: Tensor, low_RcPd: Tensor, hig
 class Tail:
     """Keys and values appended since the prompt, in full and causal; the q new tokens are the last.
 
-    Places after the last token hold finite numbers that nothing reads. ``start_B``: first real token of each sample
-    where tails are padded on the left. ``written``: is read instead of ``length``, int64 [1] on the device, where all
-    steps have one shape.
+    Places after the last token hold finite numbers that nothing reads.
     """
 
     room_keys_BhTd: Tensor
     room_values_BhTd: Tensor
     length: int
-    start_B: Tensor | None = None
+    start_B: Tensor | None = None  # first real token of each sample where tails are padded on the left
     written: Tensor | None = None
+    """Is read instead of ``length``, int64 [1] on the device, where all steps have one shape."""
 
     @property
     def keys(self) -> Tensor:

@@ -30,10 +30,8 @@ class Reducers(Registry["Reducer"]):
 
             return context_reducer(EVICTIONS.find(name))
         if name.partition("(")[0] in WRAPPERS:
-            raise ValueError(
-                f"reducer {clipped(repr(name), 60)}: a wrapper changes what an eviction does with its budget, and a "
-                "context reducer has its own; name the eviction inside alone"
-            )
+            own = "a wrapper changes what an eviction does with its budget, and a context reducer has its own"
+            raise ValueError(f"reducer {clipped(repr(name), 60)}: {own}; name the eviction inside alone")
         raise unknown_name("reducer", name, [*self, *EVICTIONS])
 
 

@@ -8,11 +8,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from itertools import accumulate, pairwise
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
+from subtoken_train.errors import refuse
 from subtoken_train.functional.gather import keep_best, rank_candidates
 from subtoken_train.ledger.kv_budget import (
     KVBudget,
@@ -27,11 +28,24 @@ from subtoken_train.types import MergedStates, Region, TowerStatistics, VisualSt
 from subtoken_train.view.method import Method
 from subtoken_train.view.view import Need, View
 
+PositionPolicy = Literal["original", "renumber", "mrope"]
+
+
+class Cut(NamedTuple):
+    """Decision of what stays; every sample keeps all but visual rows."""
+
+    keep_BM: Tensor  # rows that stay, bool
+    rank_BM: Tensor | None  # rank of each visual token that stays, int64, 0 is the sample's best; None: no ranking
+    joins_BM: Tensor | None = None
+    """The row that each row joins, int64, itself or one that stays and is from here on the mean of all that join it."""
+    policy: PositionPolicy = "original"
+    """``renumber``: kept rows count anew and end where the prompt did. Under mRoPE rows keep their own positions."""
+
 
 def keep_ranked(
     scores_BN: Tensor, regions_BN: Tensor, read_BN: Tensor, count_B: Tensor, ranks: bool, merges: bool = False
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The best visual tokens of each sample (``read_BN`` first) and all others; see ``RankingReducer.select``."""
+) -> Cut:
+    """Keep the best visual tokens of each sample (``read_BN`` first) and all other rows."""
     visual_BN = regions_BN == Region.VISUAL
     read_BN = visual_BN & read_BN
     count_B = torch.maximum(count_B, read_BN.sum(-1))
@@ -39,7 +53,7 @@ def keep_ranked(
     keep_BN = kept_BN | (~visual_BN & (regions_BN != Region.PADDING))
     rank_BN = rank_candidates(scores_BN, kept_BN) if ranks else None
     if not merges:
-        return keep_BN, rank_BN, None
+        return Cut(keep_BN, rank_BN)
     # the worst that nothing reads holds the mean of all that is dropped, is joined by it, and ranks last
     free_BN, dropped_BN = kept_BN & ~read_BN, visual_BN & ~kept_BN
     worst_BN = free_BN & (rank_candidates(scores_BN, free_BN) == free_BN.sum(-1, keepdim=True) - 1)
@@ -51,7 +65,7 @@ def keep_ranked(
         slot_rank_B1 = rank_BN.masked_fill(~slot_BN, -1).amax(-1, keepdim=True)
         closed_BN = rank_BN - ((slot_rank_B1 >= 0) & (rank_BN > slot_rank_B1)).long()
         rank_BN = torch.where(slot_BN, kept_BN.sum(-1, keepdim=True) - 1, closed_BN)
-    return keep_BN, rank_BN, joins_BN
+    return Cut(keep_BN, rank_BN, joins_BN)
 
 
 def shared_out(sizes: Sequence[int], kept: int) -> list[int]:
@@ -62,7 +76,6 @@ def shared_out(sizes: Sequence[int], kept: int) -> list[int]:
 
 
 Stage = Literal["none", "tower", "embeds", "decoder", "context"]
-PositionPolicy = Literal["original", "renumber", "mrope"]
 Tower = Collection[TowerStatistics]
 _OF_ALL = ("name", "keep_ratio", "round_up", "matches")
 
@@ -80,7 +93,7 @@ class Reducer(Method):
         keep_ratio: r, tokens kept / tokens before, in (0, 1].
         round_up: round the kept count up (matched anchors) instead of down (routed arms).
         matches: of a matched anchor, the keep ratio of its routed arm: the anchor keeps ceil(arm_tokens * keep_ratio /
-            matches) tokens, at least the arm's bytes, less than one token more. None: ``keep_ratio`` alone is rounded.
+            matches) tokens, at least the arm's bytes, less than one token more.
     """
 
     name: str
@@ -110,10 +123,11 @@ class Reducer(Method):
         check_share("keep_ratio", self.keep_ratio)
         if self.matches is not None:
             given = f"reducer matches={self.matches:g}"
-            if not 0 < self.matches <= 1:
-                raise ValueError(f"{given} must lie in (0, 1]: the keep ratio of the anchor's arm")
-            if not self.round_up:
-                raise ValueError(f"{given} is for matched anchors, which round up; set round_up: true, or leave it out")
+            alone = f"{given} is for matched anchors, which round up; set round_up: true, or leave it out"
+            refuse(
+                (not 0 < self.matches <= 1, f"{given} must lie in (0, 1]: the keep ratio of the anchor's arm"),
+                (not self.round_up, alone),
+            )
 
     @property
     def acts(self) -> bool:
@@ -173,30 +187,28 @@ class Reducer(Method):
 
     def check_fit(self, backbone: str, sees_images: bool, num_layers: int, tower: Tower = ()) -> None:
         """Raise a worded ``ValueError`` where it does not fit a backbone, whose tower says ``tower`` of its tokens."""
-        if self.stage == "context" and sees_images:
-            kind = "evicts the context of a language model"
-            raise ValueError(f"reducer {self.name!r} {kind}; {backbone} takes fastv or visionzip")
-        if self.stage in ("tower", "embeds", "decoder") and not sees_images:
-            raise ValueError(f"reducer {self.name!r} reduces visual tokens and {backbone} has none; use quest or none")
-        if self.scout_layers > num_layers or self.cut_layer(num_layers) >= num_layers:
-            raise ValueError(f"reducer {self.name!r} with {self._own()} does not fit a model of {num_layers} layers")
+        own, places = f"reducer {self.name!r}", ("tower", "embeds", "decoder")
+        context = f"{own} evicts the context of a language model; {backbone} takes fastv or visionzip"
+        visual = f"{own} reduces visual tokens and {backbone} has none; use quest or none"
+        refuse(
+            (self.stage == "context" and sees_images, context),
+            (self.stage in places and not sees_images, visual),
+        )
+        deep = self.scout_layers > num_layers or self.cut_layer(num_layers) >= num_layers
+        refuse((deep, f"{own} with {self._own()} does not fit a model of {num_layers} layers"))
 
     def check_anchor(self) -> None:
         """Raise a worded ``ValueError`` where no keep ratio has the bytes of a routed arm."""
-        if not self.fixed_count:
-            raise ValueError(
-                f"reducer {self.name!r} with {self._own()} keeps a different number of tokens of each image, so no "
-                "keep ratio has the same bytes; fix the count (adaptive: false)"
-            )
+        count = f"reducer {self.name!r} with {self._own()} keeps a different number of tokens of each image"
+        instead = "so no keep ratio has the same bytes; fix the count (adaptive: false)"
+        refuse((not self.fixed_count, f"{count}, {instead}"))
 
     def check_ranks(self) -> None:
         """Raise a worded ``ValueError`` unless the reducer ranks the tokens that it keeps."""
-        if not (self.ranks and self.acts):
-            raise ValueError(
-                f"budget 'ranked' follows the token reducer's ranking, but reducer {self.name!r} at "
-                f"keep_ratio={self.keep_ratio:g} ranks nothing; use fastv with keep_ratio below 1, or budget "
-                "per_token or global"
-            )
+        idle = f"reducer {self.name!r} at keep_ratio={self.keep_ratio:g} ranks nothing"
+        instead = "use fastv with keep_ratio below 1, or budget per_token or global"
+        unranked = not (self.ranks and self.acts)
+        refuse((unranked, f"budget 'ranked' follows the token reducer's ranking, but {idle}; {instead}"))
 
 
 class RankingReducer(Reducer, ABC):
@@ -207,15 +219,8 @@ class RankingReducer(Reducer, ABC):
         """Score every position, [B, N]; of the visual tokens the highest stay."""
 
     @torch.no_grad()
-    def select(self, view: View) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Choose the positions that stay, rank them, and name the one that holds what was dropped.
-
-        Returns:
-            (keep_BN, rank_BN, joins_BN): bool, every real token but the visual ones that lost, all images of a sample
-            ranked together, a visual row that a token is read from inside the budget; the rank of each kept visual
-            token, int64, 0 is the sample's best, or None; the row that each row joins, int64, itself or the one that is
-            from here on the mean of all that join it, or None where nothing is merged.
-        """
+    def select(self, view: View) -> Cut:
+        """Choose the rows that stay, all images of a sample ranked together."""
         count_B = torch.tensor(self.kept_counts(view.visual), device=view.regions_BN.device)
         kept = (self.scores(view), view.regions_BN, view.protected_BN, count_B)
         return keep_ranked(*kept, self.ranks, self.merges_dropped)
@@ -243,12 +248,10 @@ class TowerReducer(Reducer, ABC):
 
     def check_fit(self, backbone: str, sees_images: bool, num_layers: int, tower: Tower = ()) -> None:
         super().check_fit(backbone, sees_images, num_layers, tower)
-        if self.statistics not in tower:
-            allowed = "visionzip or fastv" if "received" in tower else "fastv"
-            raise ValueError(
-                f"reducer {self.name!r} ranks by {_READS[self.statistics]}, which the vision tower of {backbone} does "
-                f"not give; use {allowed}"
-            )
+        allowed = "visionzip or fastv" if "received" in tower else "fastv"
+        lacks = f"which the vision tower of {backbone} does not give; use {allowed}"
+        unread = f"reducer {self.name!r} ranks by {_READS[self.statistics]}, {lacks}"
+        refuse((self.statistics not in tower, unread))
 
     def image_counts(self, states: VisualStates) -> list[int]:
         """Divide a sample's ``kept_tokens`` among its images by size; the last keeps one."""
@@ -300,8 +303,7 @@ def matched_reducer(reducer: Reducer, routed: KVBudget, num_layers: int, tokens:
     """Return the same reducer at the keep ratio that the ledger solves for, its counts rounded up from the arm's.
 
     It holds the arm's bytes and less than a token more, at every length; what an arm stores once per sample is paid for
-    at ``tokens``. Layers below its first cut hold every token with every group, in both arms. ``routed`` is what that
-    arm stores of a token that its reducer keeps; its keep ratio is not read.
+    at ``tokens``. ``routed`` is what the arm stores of a token that its reducer keeps; its keep ratio is not read.
     """
     if reducer.name == "none":
         raise ValueError("it has no token reducer, so there is nothing that could keep fewer tokens instead")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.calibrations import Calibration
+from subtoken_train.errors import refuse
 from subtoken_train.evictions import EVICTIONS
 from subtoken_train.evictions.base import Eviction, keep_best_entries
 from subtoken_train.kernels.storage import page_bound
@@ -43,8 +44,7 @@ def page_scores(query_BHQd: Tensor, asks_BQ: Tensor, low_BhPd: Tensor, high_BhPd
     """Average Quest's upper bound sum_d max(q_d * low_d, q_d * high_d) over query rows and heads, [B, P] in fp32.
 
     The bound is linear in the positive and the negative part of q, so rows (those of ``asks_BQ``) and the query heads
-    of a group are averaged before they meet a page. Unscaled, as released. Pages that a sample does not have score NaN
-    or infinity; the choice masks them.
+    of a group are averaged before they meet a page. Pages that a sample does not have score NaN or infinity.
     """
     kv_heads = low_BhPd.shape[1]
     weight_BQ = asks_BQ.float() / asks_BQ.sum(-1, keepdim=True).clamp(min=1)
@@ -81,11 +81,9 @@ class Quest(ContextReducer):
     """Quest (Tang et al., 2024) as the sub-token paper uses it: one-shot, physical eviction of context pages.
 
     In every layer the same number of tokens stays; which ones, each layer decides for all its heads together: pages by
-    the mean, over query rows and heads, of Quest's upper bound on the attention logit. The last ``window`` context
-    tokens always stay, inside the budget, half of which they are at most. Original Quest keeps all pages and chooses
-    anew at every step (the eviction ``quest_steps``); the paper's peak-memory figures fit the reading taken here. The
-    budget is met to the token: of the last page that is taken, the latest tokens stay, whose states have read the
-    page's earlier ones.
+    the mean, over query rows and heads, of Quest's upper bound on the attention logit. Original Quest keeps all pages
+    and chooses anew at every step (the eviction ``quest_steps``); the paper's peak-memory figures fit the reading taken
+    here. The budget is met to the token: of the last page that is taken, the latest tokens stay.
 
     Attributes:
         page_size: tokens per page.
@@ -125,10 +123,9 @@ class ScoredContext(ContextReducer):
     """Context reducers that an eviction's scores drive: blind to the question, in training and at inference.
 
     Any eviction whose scores of a layer can be had from a text's context is one by its own name, with its own settings.
-    A layer's ``View`` holds the rows before the question, as under the protocol ``context_first``. The budget is the
-    reducer's: as many tokens in every layer, and one set for all heads, by the mean of a token's scores over the heads,
-    since value groups are routed per token. A method that reads a second pass (KVzip) has the context run twice before
-    the pass that counts, without gradient. Scores never see routed values, and no set is revised later.
+    The budget is the reducer's: as many tokens in every layer, and one set for all heads, by the mean of a token's
+    scores over the heads, since value groups are routed per token. A method that reads a second pass (KVzip) has the
+    context run twice before the pass that counts, without gradient. Scores never see routed values.
     """
 
     reads_question: ClassVar[bool] = False
@@ -151,7 +148,6 @@ class ScoredContext(ContextReducer):
 
     @torch.no_grad()
     def keep_context(self, view: View) -> Tensor:
-        """``kept_tokens`` of each sample; of a budget too small for what the scorer protects, its latest stay."""
         context_BN = view.in_scope_BN
         counts = [self.kept_tokens(count) if count else 0 for count in view.scope_counts]
         count_B = torch.tensor(counts, device=context_BN.device)
@@ -180,7 +176,6 @@ class ScoredContext(ContextReducer):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Name the eviction, by which the class is made again."""
         return _remade, (self.name, dataclasses.asdict(self))
 
 
@@ -218,8 +213,6 @@ def _check_serves(method: Eviction) -> None:
         (method.name == "triattention", "foretells what is read after the prompt, which a reducer does not know"),
         (method.merges != "none", "merges what it evicts into what stays, and a training pass leaves it out"),
     )
-    if why := next((words for found, words in does_not_serve if found), ""):
-        raise ValueError(
-            f"eviction {method.name!r} cannot be a token reducer: it {why}; evict with it after training, or use "
-            "kvzip, snapkv or compactor"
-        )
+    instead = "evict with it after training, or use kvzip, snapkv or compactor"
+    own = f"eviction {method.name!r} cannot be a token reducer"
+    refuse(*((found, f"{own}: it {why}; {instead}") for found, why in does_not_serve))

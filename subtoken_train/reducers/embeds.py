@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import MAX_SEED
+from subtoken_train.errors import MAX_SEED, refuse
 from subtoken_train.functional.diversity import SAME, farthest_places, unit_rows, unlike_places, volume_places
 from subtoken_train.functional.gather import masked_mean, rank_candidates
 from subtoken_train.functional.hashing import uniform_hash
@@ -50,7 +50,6 @@ class RandomReducer(RankingReducer):
     ranks: ClassVar[bool] = True
 
     def scores(self, view: View) -> Tensor:
-        """Random scores [B, N]; padding must stand on the right for positions to be the sample's own."""
         positions_N = torch.arange(view.regions_BN.shape[1], device=view.regions_BN.device)
         first_B1 = (view.regions_BN != 0).long().argmax(-1, keepdim=True)
         return uniform_hash(view.sample_seed_B[:, None], positions_N - first_B1, self.seed)
@@ -64,8 +63,7 @@ class UniformReducer(RankingReducer):
     """Control: visual tokens evenly spread over the images, by their place alone.
 
     Ranked by the fractional part of their place times the golden ratio, smallest first: gaps between kept places have
-    three sizes at most at any budget (Steinhaus), and a smaller budget keeps a part of a larger one. Places are counted
-    over all images of a sample, newlines included. It serves every family.
+    three sizes at most at any budget (Steinhaus), and a smaller budget keeps a part of a larger one.
     """
 
     name: str = "uniform"
@@ -83,10 +81,8 @@ class DivPrune(RankingReducer):
 
     As released (vbdi/divprune @799e2d9): among the projected visual features, distance being 1 - cosine, the first is
     the one whose nearest other is farthest away; then, again and again, the one whose nearest chosen one is (greedy
-    max-min). That order is the ranking. Neither attention nor the question is read: it serves every family that sees
-    images. Kept tokens keep their positions, distances are in fp32, all images of a sample are pruned together;
-    newlines are all alike, so that one stays at most while any other token is left. The last token of a prompt that
-    ends with its image stays, in place of the last one that is chosen.
+    max-min). That order is the ranking. Neither attention nor the question is read. All images of a sample are pruned
+    together; newlines are all alike, so that one stays at most while any other token is left.
     """
 
     name: str = "divprune"
@@ -119,9 +115,8 @@ class CDPruner(RankingReducer):
 
     A reconstruction in one point: the release takes r from CLIP's own text tower, which no LLaVA checkpoint holds.
     Here, in every family, it is of the projected features and the question's input embeddings, as in OpenVINO's port
-    (openvino_contrib @98c5fe8). Without a question r = 1. Relevance is scaled per sample, all images of a sample are
-    pruned together, kept tokens keep their positions; once the chosen tokens span all others the lowest index is next.
-    The last token of a prompt that ends with its image stays.
+    (openvino_contrib @98c5fe8). Without a question r = 1. All images of a sample are pruned together; once the chosen
+    tokens span all others the lowest index is next.
     """
 
     name: str = "cdpruner"
@@ -164,15 +159,14 @@ class DART(RankingReducer, RankedCuts):
 
     As released (ZichenWen1/DART, read in the copy xqy1111111/DART @d6a5af6): the four visual tokens and the four tokens
     of the text whose keys have the largest L1 norm are pivots; one after another, each takes an equal number of the
-    visual tokens that are left, those least like it by cosine. What stays keeps its position. No attention is read. The
-    count is exact (there 4 and as many times 8 as the share holds), and remainders go to the first pivots; pivots take
-    in the order of their norms, image before text; the text is the question up to the token that asks; a sample's
-    images are pruned together. The last token of a prompt that ends with its image stays.
+    visual tokens that are left, those least like it by cosine. No attention is read. The count is exact (there 4 and as
+    many times 8 as the share holds), and remainders go to the first pivots; the text is the question up to the token
+    that asks; a sample's images are pruned together.
 
     Attributes:
         stage: where it cuts. ``decoder``, as published: rows leave at layer ``layer``, by the keys of the layer below
             and its output after the model's last norm. ``embeds``, a reconstruction: before layer 0, by the input
-            embeddings, so that every layer's cache is short, as arms of equal bytes need.
+            embeddings, so that every layer's cache is short.
         layer: at which rows leave, in the stage ``decoder``.
     """
 
@@ -184,11 +178,9 @@ class DART(RankingReducer, RankedCuts):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.stage == "embeds" and self.layer != _LAYER:
-            raise ValueError(
-                f"reducer.layer {self.layer} is for DART's stage decoder, and stage {self.stage!r} reads no layer; set "
-                "reducer.stage: decoder, or leave layer out"
-            )
+        idle = f"reducer.layer {self.layer} is for DART's stage decoder, and stage {self.stage!r} reads no layer"
+        unread = self.stage == "embeds" and self.layer != _LAYER
+        refuse((unread, f"{idle}; set reducer.stage: decoder, or leave layer out"))
 
     def cuts(self, num_layers: int) -> tuple[int, ...]:
         return (self.layer,) if self.stage == "decoder" else ()
@@ -210,7 +202,7 @@ class VideoReducer(RankingReducer, ABC):
     """Chooses in each video by itself; a sample's videos share its count by their tokens, exactly.
 
     For families that tell their frames (``Family.tells_frames``): an image is refused. What stands behind the last
-    frame (LLaVA-OneVision's newline) stays, unless the video keeps one token in all.
+    frame (LLaVA-OneVision's newline) stays.
     """
 
     reads_frames: ClassVar[bool] = True
@@ -245,9 +237,8 @@ class EVS(VideoReducer):
     As vLLM ships it (vllm-project/vllm #22980, read in 0.33.0): a token's dissimilarity is 1 - cosine of its projected
     feature to that in the same place of the frame before; the first frame comes first, and in the whole video the most
     dissimilar tokens stay, at their own positions. For Qwen a frame is a layer of two. The count is exact, so that a
-    small share cuts the first frame's last tokens; distances below 1e-6 are ties, which go to the lower index; a prompt
-    with images is refused; on Qwen3-VL the input embeddings are compared. The last token of a prompt that ends with its
-    video stays.
+    small share cuts the first frame's last tokens; a prompt with images is refused; on Qwen3-VL the input embeddings
+    are compared.
     """
 
     name: str = "evs"
@@ -277,10 +268,8 @@ class VidCom2(VideoReducer):
     least over the video is read, scaled to length 1: a token's likeness to the mean of the video, and to that of its
     frame, is a sum of five Gaussians of the squared distance. A frame's share is r * (1 + p - mean p), p the softmax of
     minus its mean likeness to the video, at a temperature of 0.01; in each frame the tokens with the least sum of both
-    stay. For Qwen a frame is a layer of two. The count is exact, as in vLLM (#47750, read in 0.33.0): shares are
-    rounded, at least a token a frame; of what is too much the most alike tokens leave, what is missing is filled with
-    the least alike. Kept tokens keep their positions; ties go to the lower index; a prompt with images is refused. The
-    last token of a prompt that ends with its video stays.
+    stay. For Qwen a frame is a layer of two. The count is exact, as in vLLM (#47750, read in 0.33.0): of what is too
+    much the most alike tokens leave, what is missing is filled with the least alike. A prompt with images is refused.
     """
 
     name: str = "vidcom2"

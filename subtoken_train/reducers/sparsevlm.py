@@ -29,7 +29,8 @@ from torch import Tensor
 
 from subtoken_train.functional.gather import rank_candidates
 from subtoken_train.functional.masks import top_indices
-from subtoken_train.reducers.staged import Cut, StagedReducer
+from subtoken_train.reducers.base import Cut
+from subtoken_train.reducers.staged import StagedReducer, average_too_low
 from subtoken_train.types import Region
 from subtoken_train.view.method import setting
 from subtoken_train.view.view import View
@@ -136,10 +137,7 @@ class SparseVLM(StagedReducer):
             if low < average <= high:
                 part = (average - low) / (high - low)
                 return [part * x + (1 - part) * y for x, y in zip(more, less, strict=True)]
-        raise ValueError(
-            f"sparsevlm: keep_ratio={self.keep_ratio:g} is the average over layers, and the first {cuts[0]} of "
-            f"{num_layers} layers hold every token and make {cuts[0] / num_layers:.2%} alone; raise it"
-        )
+        raise average_too_low(self, cuts[0], num_layers, "raise it")
 
     def raters(self, embeds_BND: Tensor, regions_BN: Tensor, prompt_BN: Tensor) -> Tensor:
         raters_BN = torch.zeros_like(prompt_BN)
@@ -152,7 +150,6 @@ class SparseVLM(StagedReducer):
         return raters_BN
 
     def scores(self, view: View) -> Tensor:
-        """Mean attention of the raters, of all heads or of the chosen ones, [B, M]."""
         total_BHM: Tensor | None = None
         asked = zip(view.blocks(view.raters_BN), view.rotary_pull(view.raters_BN), strict=True)
         for (index_BR, attention_BHRM), pull_BRM in asked:

@@ -1,7 +1,7 @@
 """Token reducers that cut inside the decoder, at one layer or at several: FastV, PyramidDrop, FitPrune.
 
 A cut at layer c shortens what layer c and all after it see; it is made from what layer c - 1 was given and gave. Below
-the first cut every token stays, with every value group. Ranking reads prompt tokens only, and gradient-free.
+the first cut every token stays, with every value group.
 
 Legend: B batch, M rows that are left, D model width, L layers, R schedules.
 """
@@ -18,30 +18,12 @@ import torch
 from torch import Tensor
 
 from subtoken_train.calibrations import CalibratedNumbers, check_table, check_table_shape, table_words
+from subtoken_train.errors import refuse
 from subtoken_train.functional.causal_attention import attention_paid
 from subtoken_train.ledger.kv_budget import exact, kept_count, matched_count
-from subtoken_train.reducers.base import PositionPolicy, RankingReducer, Reducer, Stage, Tower, keep_ranked
+from subtoken_train.reducers.base import Cut, RankingReducer, Reducer, Stage, Tower, keep_ranked
 from subtoken_train.view.method import by_settings, setting
 from subtoken_train.view.view import View
-
-
-@dataclass
-class Cut:
-    """Decision of a cut.
-
-    Attributes:
-        keep_BM: rows that stay, bool; in every sample all but visual ones.
-        rank_BM: rank of each visual token that stays, int64, 0 is the sample's best; None: no ranking.
-        joins_BM: the row that each row joins, int64, itself or one that stays and is from here on the mean of all that
-            join it; None where all stay as they are.
-        policy: ``original``: kept rows stay at their own position ids; ``renumber``: they count anew and end where the
-            prompt did, as layers below the cut need it. Under mRoPE rows keep their own.
-    """
-
-    keep_BM: Tensor
-    rank_BM: Tensor | None
-    joins_BM: Tensor | None = None
-    policy: PositionPolicy = "original"
 
 
 class DecoderReducer(Reducer, ABC):
@@ -71,11 +53,17 @@ class RankedCuts(DecoderReducer):
         """Score every row, [B, M]; of the visual tokens the highest stay."""
 
     def cut(self, view: View) -> Cut:
-        """The best visual tokens stay; a protected visual row stays, inside the budget."""
         with torch.no_grad():
             scores_BM = self.scores(view)
             kept = (scores_BM, view.regions_BN, view.protected_BN, view.count_B)
-            return Cut(*keep_ranked(*kept, self.ranks, self.merges_dropped))
+            return keep_ranked(*kept, self.ranks, self.merges_dropped)
+
+
+def average_too_low(reducer: Reducer, first: int, num_layers: int, advice: str) -> ValueError:
+    """Return the error for a keep ratio that the first layers, which hold every token, exceed alone."""
+    average = f"{reducer.name}: keep_ratio={reducer.keep_ratio:g} is the average over layers"
+    alone = f"the first {first} of {num_layers} layers hold every token and make {first / num_layers:.2%} alone"
+    return ValueError(f"{average}, and {alone}; {advice}")
 
 
 class StagedReducer(RankedCuts):
@@ -137,8 +125,8 @@ class PyramidDrop(StagedReducer):
     first of a stage); the last layer of a stage ranks the visual tokens by the attention of the last instruction token
     (mean over heads), and the best share of them goes on, at its own positions. ``keep_ratio`` is the average share of
     the visual tokens that all layers hold, and the stages' common share is solved from it: the paper's half is 0.46875
-    in four stages (15/32). The first stage holds every token with every group, so an average of a quarter or less is
-    out of reach. All images of a sample are ranked together. The paper's share per stage of its own is not offered.
+    in four stages (15/32). An average of a quarter or less is out of reach. The paper's share per stage of its own is
+    not offered.
 
     Attributes:
         stages: into which the decoder layers are divided; tokens leave between them.
@@ -157,10 +145,7 @@ class PyramidDrop(StagedReducer):
     def layer_shares(self, num_layers: int) -> list[Fraction]:
         cuts, average = self.cuts(num_layers), self.mean_share(num_layers)
         if average * num_layers <= cuts[0]:
-            raise ValueError(
-                f"pyramiddrop: keep_ratio={self.keep_ratio:g} is the average over layers, and the first {cuts[0]} of "
-                f"{num_layers} layers hold every token and make {cuts[0] / num_layers:.2%} alone; raise it, or stages"
-            )
+            raise average_too_low(self, cuts[0], num_layers, "raise it, or stages")
         stage_L = [sum(cut <= layer for cut in cuts) for layer in range(num_layers)]
         share = stage_share(tuple(Counter(stage_L).values()), average, self.round_up)
         return [share**stage for stage in stage_L]
@@ -192,20 +177,18 @@ class FastV(RankingReducer, RankedCuts):
     """FastV (Chen et al., 2024): rank visual tokens by the attention they get from the last prompt token at L_f - 1.
 
     Kept rows stay in order at their original positions. The official code ranks batch element 0 for the whole batch;
-    here every sample ranks its own. L_f = 0, the official random branch, is the ``random`` reducer here.
+    here every sample ranks its own.
 
     Attributes:
         stage: where it cuts. ``embeds``: a no-grad scout runs the first layers and ranks, then the shortened input
-            starts again at layer 0; every layer's cache is short, and the scout's time counts as prefill (the paper's
-            lengths count this). ``decoder``: the published FastV, rows leave at layer ``layer``.
+            starts again at layer 0, so that every layer's cache is short. ``decoder``: the published FastV, rows leave
+            at layer ``layer``.
         layer: L_f; the ranking is the head-mean attention of layer L_f - 1, counted from 0.
         ranking: by which weights the scout ranks. ``adapted``: with the LoRA that is being trained, so that every
-            adapter drifts to tokens of its own; ``frozen``: by the backbone alone, so that all adapters of a backbone
-            keep the same tokens. Stage ``embeds`` only: a cut in the decoder reads the layers that run.
+            adapter drifts to tokens of its own; ``frozen``: by the backbone alone. Stage ``embeds`` only.
         merge_dropped: of the n tokens that a sample keeps, the best n - 1 stay as they are and the n-th becomes the
             mean of itself and of all that are dropped: of their input embeddings, or in the stage ``decoder`` of the
-            states that layer ``layer`` would have seen. It stays at its own position, ranks last and costs what n
-            tokens cost. A row that a token is read from never becomes a mean: the worst other one does.
+            states that layer ``layer`` would have seen. It stays at its own position and ranks last.
     """
 
     name: str = "fastv"
@@ -221,11 +204,9 @@ class FastV(RankingReducer, RankedCuts):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.frozen_scout and self.stage != "embeds":
-            raise ValueError(
-                f"reducer.ranking 'frozen' ranks by a scout, and FastV's stage {self.stage!r} has none; set "
-                "reducer.stage: embeds, or reducer.ranking: adapted"
-            )
+        unscouted = f"reducer.ranking 'frozen' ranks by a scout, and FastV's stage {self.stage!r} has none"
+        instead = "set reducer.stage: embeds, or reducer.ranking: adapted"
+        refuse((self.frozen_scout and self.stage != "embeds", f"{unscouted}; {instead}"))
 
     def cuts(self, num_layers: int) -> tuple[int, ...]:
         return (self.layer,) if self.stage == "decoder" else ()
@@ -285,13 +266,12 @@ class FitPrune(StagedReducer):
     """FitPrune (Ye et al., 2024): as many visual tokens leave after each layer as its attention was found to bear.
 
     Source: "Fit and Prune: Fast and Training-free Visual Token Pruning for Multi-modal Large Language Models"
-    (2409.10197) and its release (ywh187/FitPrune, d28e418). A layer's attention is the largest of its heads. A visual
-    token's score is what all visual rows pay to it times what the text rows after the image pay to it; the lowest leave
-    after the layer's attention, so that the layer's own cache holds them. How many leave is found once for a backbone
+    (2409.10197) and its release (ywh187/FitPrune, d28e418). A visual token's score is what all visual rows pay to it
+    times what the text rows after the image pay to it, each the largest of its heads; the lowest leave after the
+    layer's attention, so that the layer's own cache holds them. How many leave is found once for a backbone
     (``subtoken-train calibrate fitprune``); without a ``calibration`` the release's tables for LLaVA-1.5-7B are read,
     and no other model takes them. ``keep_ratio`` is the average share of the visual tokens that all layers hold;
-    between two tabulated schedules layers lie on straight lines, and schedules below the lowest are refused. Where no
-    text follows the image, what visual rows pay ranks alone. Routers act from layer 1 on.
+    between two tabulated schedules layers lie on straight lines. Routers act from layer 1 on.
 
     Attributes:
         calibration: file of the backbone's schedules; None: those that are published for LLaVA-1.5-7B.
@@ -332,10 +312,8 @@ class FitPrune(StagedReducer):
         layers = len(self._schedules[0])
         if sees_images and (num_layers != layers or (self.calibration is None and backbone != "llava")):
             whose = f"{self.calibration} is" if self.calibration else "the published table is LLaVA-1.5-7B's,"
-            raise ValueError(
-                f"fitprune: {whose} of {layers} layers, and this is {backbone} of {num_layers}; make its own: "
-                "subtoken-train calibrate fitprune, and name the file in reducer.calibration"
-            )
+            own = "make its own: subtoken-train calibrate fitprune, and name the file in reducer.calibration"
+            raise ValueError(f"fitprune: {whose} of {layers} layers, and this is {backbone} of {num_layers}; {own}")
         super().check_fit(backbone, sees_images, num_layers, tower)
 
     def scores(self, view: View) -> Tensor:

@@ -52,10 +52,10 @@ _CONTEXTUAL_OF_64 = 10
 def zipped(
     tokens_TC: Tensor, received_T: Tensor, keys_Td: Tensor, kept: int, classes: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Choose and merge, for ``kept`` tokens of which ``classes`` (0 or 1) is the class token.
+    """Choose and merge ``kept`` tokens, of which ``classes`` (0 or 1) is the class token.
 
     Returns:
-        (places of the dominant tokens, ascending; places of the targets; merged tokens [c, C] of these).
+        Places of the dominant tokens, ascending; of the targets; merged tokens [c, C] of these.
     """
     contextual = kept * _CONTEXTUAL_OF_64 // 64
     dominant = dominant_tokens(received_T, kept - contextual - classes)
@@ -78,7 +78,7 @@ def zipped_tiles(
     """Zip each tile of a picture by itself, [k, C], in the release's order.
 
     The whole's class token, dominant and contextual ones; dominant ones of the other tiles in the order of their
-    placeholders; class tokens, tile after tile; contextual ones, alike. Newlines only stay beyond all patches.
+    placeholders; class tokens, tile after tile; contextual ones, alike. Newlines stay only beyond all patches.
     """
     patches = torch.bincount(tiles_T[tiles_T >= 0], minlength=len(cls_IC)).tolist()
     newlines = kept - min(kept, sum(patches))
@@ -102,17 +102,16 @@ def zipped_tiles(
 class VisionZip(TowerReducer):
     """VisionZip (Yang et al., 2024): keep the tokens that the vision tower itself attends to, merge the others.
 
-    Acts in the tower, per image, before the language model. An image's count is split into contextual tokens (10 of 64,
-    rounded down) and dominant ones, among them the class token where the tower has one. Dominant tokens receive the
-    most attention; of the rest, every few tokens one is a target, the others join the target with the most similar key,
-    and each target becomes target + mean of those that joined it (a sum, as released). Emitted in order: class token,
-    dominant, contextual (CLIP, renumbered positions); or in raster order at their own positions (Qwen2.5-VL), where the
-    last token of a prompt that ends with its image is a dominant one.
+    An image's count is split into contextual tokens (10 of 64, rounded down) and dominant ones, among them the class
+    token where the tower has one. Dominant tokens receive the most attention; of the rest, every few tokens one is a
+    target, the others join the target with the most similar key, and each target becomes target + mean of those that
+    joined it (a sum, as released). Emitted in order: class token, dominant, contextual (CLIP, renumbered positions); or
+    in raster order at their own positions (Qwen2.5-VL).
 
     A picture in tiles (LLaVA-NeXT) is zipped tile by tile, each by its own class token, without its newlines, as
     released (read in the copy Fanziyang-v/VisionZip at 0247897). There every tile keeps as many tokens; here the kept
-    count is that of all placeholders, shared out over the tiles by their patches that show the picture. Without a class
-    token (LLaVA-OneVision) the picture is zipped as one.
+    count is shared out over the tiles by their patches that show the picture. Without a class token (LLaVA-OneVision)
+    the picture is zipped as one.
     """
 
     name: str = "visionzip"
@@ -132,8 +131,7 @@ class VisionZip(TowerReducer):
             return tokens_TC[:0], torch.zeros_like(read_T)
         if states.cls is None:
             received_T = states.received[image].masked_fill(read_T, torch.inf)
-            newline_T = torch.zeros_like(read_T) if states.tiles is None else (states.tiles[image] < 0) & ~read_T
-            own, newlines = (~newline_T).nonzero()[:, 0], newline_T.nonzero()[:, 0]
+            own, newlines = patches_and_newlines(states, image, read_T)
             count = min(kept, len(own))
             dominant, places, merged_cC = zipped(tokens_TC[own], received_T[own], keys_Td[own], count, 0)
             slots = torch.zeros_like(read_T)
@@ -145,6 +143,12 @@ class VisionZip(TowerReducer):
             return zipped_tiles(*given, states.tiles[image], kept), slots
         dominant, _, merged_cC = zipped(tokens_TC, states.received[image], keys_Td, kept, 1)
         return torch.cat([states.cls[image][None], tokens_TC[dominant], merged_cC]), slots
+
+
+def patches_and_newlines(states: VisualStates, image: int, read_T: Tensor) -> tuple[Tensor, Tensor]:
+    """Places of an image's patches (and of a row that a token is read from), and of its newlines, int64."""
+    newline_T = torch.zeros_like(read_T) if states.tiles is None else (states.tiles[image] < 0) & ~read_T
+    return (~newline_T).nonzero()[:, 0], newline_T.nonzero()[:, 0]
 
 
 NEIGHBOURS = 32  # tokens that are added to each kept one
@@ -210,15 +214,13 @@ class PruMerge(TowerReducer):
     being of one head as wide as the layer, the class token's attention ranks the tokens of an image. The best stay;
     each becomes itself plus the *sum* of the 32 tokens whose keys are most like its own (cosine), each times its
     attention. One extra token is the sum of all dropped ones times their attention. Emitted in the order of the
-    ranking, the extra one last, at positions counted anew. An image of fewer than 33 tokens, where the release fails,
-    is merged with all others.
+    ranking, the extra one last, at positions counted anew.
 
     By default ``keep_ratio`` fixes the count, the extra token included. ``adaptive``, as released, keeps the outliers,
-    attention above Q3 + 1.5 (Q3 - Q1), of each image (the release: of the batch), and ``keep_ratio`` is a cap, so that
-    ledgers are upper bounds; its matched anchor is refused. ``plus`` adds every ``int(int(1 / share) / 3)``-th token
-    from the first to the last but one. At a fixed count (our reading) the share is the largest that leaves room for
-    them, and the next best fill what is missing. Without an outlier one token counts as such. A picture in tiles is one
-    image, each token with its own tile's attention; newlines go first. Towers without a class token are refused.
+    attention above Q3 + 1.5 (Q3 - Q1), of each image (the release: of the batch), and ``keep_ratio`` is a cap; its
+    matched anchor is refused. ``plus`` adds every ``int(int(1 / share) / 3)``-th token from the first to the last but
+    one; at a fixed count (our reading) the share is the largest that leaves room for them. A picture in tiles is one
+    image; newlines go first. Towers without a class token are refused.
 
     Attributes:
         plus: PruMerge+, which also takes tokens spread over the image.
@@ -269,12 +271,10 @@ class PruMerge(TowerReducer):
 class FasterVLM(TowerChoice):
     """FasterVLM (Zhang et al., 2024, arXiv:2412.01818): keep the visual tokens that the tower's class token attends to.
 
-    In the tower, per image, before the projector: tokens are ranked by the class token's attention in the layer that
-    made them, the mean over heads; the best r * T stay, in raster order. Nothing is merged and the question is not
-    read. A tower without a class token is refused. Positions are the family's to say (LLaVA: counted anew, as
-    released). The last token of a prompt that ends with its image stays, inside the budget. A picture in tiles is
-    ranked as one, each patch by the attention of its own tile's class token; newlines go first. There is no released
-    output to compare with: tests hold it to a plain reading of the paper, section 3.3.
+    Tokens are ranked by the class token's attention in the layer that made them, the mean over heads; the best r * T
+    stay, in raster order. Nothing is merged and the question is not read. A tower without a class token is refused. A
+    picture in tiles is ranked as one, each patch by the attention of its own tile's class token; newlines go first.
+    There is no released output to compare with: tests hold it to the paper, section 3.3.
     """
 
     name: str = "fastervlm"
@@ -301,18 +301,14 @@ def important_and_distinct(tokens_TC: Tensor, received_T: Tensor, important: int
 class VisPruner(TowerChoice):
     """VisPruner (Zhang et al., 2025, arXiv:2412.01818v2): half by the tower's attention, half by removing doubles.
 
-    As released (Theia-4869/VisPruner @aefa01a), in the tower, per image, before the projector. The tokens that receive
-    the most attention stay, from the class token where there is one, else from all patches (mean over heads); of the
-    others, in the order of their attention, every second is matched with the most similar of those between by cosine,
-    the 8 most similar ones go, and so on until the count is met. Nothing is merged; what stays is in raster order;
-    positions are the family's to say. The last token of a prompt that ends with its image counts among the first half.
-    An odd number of others is served; a picture in tiles is pruned as one, each patch by its own tile's attention;
-    newlines go first. Where a tower's tokens leave it merged or projected (InternVL, Qwen, OneVision), likeness is that
-    of these.
+    As released (Theia-4869/VisPruner @aefa01a). The tokens that receive the most attention stay, from the class token
+    where there is one, else from all patches (mean over heads); of the others, in the order of their attention, every
+    second is matched with the most similar of those between by cosine, the 8 most similar ones go, and so on until the
+    count is met. Nothing is merged; what stays is in raster order. A picture in tiles is pruned as one; newlines go
+    first. Where a tower's tokens leave it merged or projected (InternVL, Qwen, OneVision), likeness is that of these.
 
     Attributes:
-        important: share of them that attention chooses, rounded down; 1 is FasterVLM, 0 reads attention for the order
-            alone.
+        important: share of them that attention chooses, rounded down; 1 is FasterVLM.
     """
 
     name: str = "vispruner"
@@ -322,8 +318,7 @@ class VisPruner(TowerChoice):
         assert states.received is not None
         reads = int(read_T.sum())
         kept = max(kept, reads)
-        newline_T = torch.zeros_like(read_T) if states.tiles is None else (states.tiles[image] < 0) & ~read_T
-        own, newlines = (~newline_T).nonzero()[:, 0], newline_T.nonzero()[:, 0]
+        own, newlines = patches_and_newlines(states, image, read_T)
         count = min(kept, len(own))
         received_T = states.received[image].masked_fill(read_T, torch.inf)[own]
         important = max(int(count * self.important), reads)

@@ -2,7 +2,7 @@
 
 A forward hook on the value projection (outside its LoRA) sees input and value vector at once and returns the routed
 values, inside ``with bank.routing(...)`` alone. Where some rows read whole values (a text's context), it notes both,
-and the attention, which knows what stays, asks ``route_deferred``. Under the budget ``bytes`` keys have logits, too.
+and the attention, which knows what stays, asks ``route_deferred``.
 
 Legend: B batch, N positions, D model width, S value groups, L layers, h key-value heads, s groups of a head, O a
 router's outputs.
@@ -120,8 +120,8 @@ class ValueGate(nn.Module):
 class FeatureMap(nn.Module):
     """One layer's learned linear map from features of a token to a router's O logits (ours), without a bias.
 
-    Logs of each group's value norm (``norm``, S numbers) and of the query's mean attention (``attention``, one),
-    without gradient, standardised over the routed tokens of a sample.
+    Logs of the value norms (``norm``) and of the query's mean attention (``attention``), without gradient, standardised
+    over the routed tokens of a sample.
     """
 
     def __init__(self, config: RoutingConfig, outputs: int) -> None:
@@ -155,9 +155,8 @@ class RouterBank(nn.Module):
     """One selector per decoder layer, with its value gate; ``attach`` hooks them to the value projections.
 
     A dropped group reads as zero or, with the fill ``mean`` (ours), as the mean of the sample's routed tokens in that
-    layer. Routing, and the norms that choose, then act on what is left of a value, v' = mu + f * (v - mu). Choice,
-    straight-through sigmoid, balance loss and gate all read the sum of logits and score prior. Where K = S nothing is
-    chosen, and the gate's gradient is exact.
+    layer: v' = mu + f * (v - mu), and the norms that choose are then of v - mu. Choice, straight-through sigmoid,
+    balance loss and gate all read the sum of logits and score prior. Where K = S the gate's gradient is exact.
     """
 
     def __init__(self, config: RoutingConfig, hidden_size: int, shape: KVShape) -> None:

@@ -31,8 +31,8 @@ class RoutingConfig:
     """Settings of value-group routing; the same for every layer.
 
     Attributes:
-        selector: what chooses groups: the learned routers ``linear``, ``mlp`` and ``bilinear``, or the router-free
-            controls ``value_norm``, ``output_norm``, ``random``, ``static`` and ``leading``.
+        selector: what chooses groups: a learned router (``linear``, ``mlp``, ``bilinear``), or a router-free control
+            (``value_norm``, ``output_norm``, ``random``, ``static``, ``leading``).
         num_groups: S, value groups per token.
         kept_groups: K, groups kept per routed token (on average, under a global or ranked budget).
         layout: ``contiguous`` splits the whole value vector; ``per_head`` splits every head alike.
@@ -44,20 +44,20 @@ class RoutingConfig:
             tokens have read it; ``num_groups`` and ``kept_groups`` are then 1.
         byte_share: share of the bf16 bytes of a sample's routed tokens that ``bytes`` spends, its index included; of
             ``delayed`` the share of open gates that training ends at, which no prompt is promised.
-        byte_pool: what shares those bytes: each ``head`` has its own, the heads of a ``layer``, or ``all`` heads of all
-            layers, for which the context runs once more before the pass that counts.
+        byte_pool: what shares those bytes: each ``head``, the heads of a ``layer``, or ``all`` heads of all layers, for
+            which the context runs once more before the pass that counts.
         sinks: first routed tokens that ``bytes`` keeps whole, inside its bytes and as far as they reach.
         window: last routed tokens, likewise; of ``delayed`` the tokens that still read an entry whose gate is closed.
         warm_start: file of ``subtoken-train calibrate kvzap``: a linear router of ``bytes`` starts as these nets and
             keeps what KVzap keeps; read where training starts alone. None: drawn at random.
         value_gate: a learned router's kept groups are scaled by 2 * sigmoid(beta * logit), beta learned per layer.
         fill: value that a dropped group reads as: ``zero``; ``mean``, the mean of the sample's routed tokens in the
-            layer, which a cache stores. Norms are then of what is left of a value without it.
+            layer, which a cache stores.
         score_prior: a norm whose standardised logarithm is added to a learned router's logits; ``none``: nothing.
         query_conditioned: the mean router input of the query region joins a learned router's input.
         query_rank: rank of the product of token and query in ``bilinear``; others have none.
         features: what joins a learned router's logits through a learned map: ``norm`` (value norms of the groups),
-            ``attention`` (the query's attention to the token; costs the layer's q and k projections a second time).
+            ``attention`` (the query's attention to the token, which costs a second q and k projection).
         balance_weight: lambda, weight of the load-balance loss of learned routers; 0 trains without it.
         balance_scope: ``sample``, the only one; kept since adapters and recipes of version 0.2 say it.
         temperature: 1, likewise.
@@ -122,6 +122,8 @@ class RoutingConfig:
         check_word("byte_pool", self.byte_pool, get_args(BytePool))
         check_share("byte_share", self.byte_share)
         groups, heads = self.num_groups, shape.num_kv_heads
+        spans = self.layout != "contiguous" or groups % heads
+        other = self.warm_start is not None and self.selector != "linear"
         near = ", ".join(str(each * heads) for each in (1, 2, 4, 8) if not shape.head_dim % each)
         own = f"lets every key-value head keep groups of its own, but {self.layout} groups, num_groups={groups}, span"
         asks = "query_conditioned" if self.query_conditioned or self.selector == "bilinear" else None
@@ -131,15 +133,9 @@ class RoutingConfig:
         blind = f"byte_pool 'all' chooses before the question is read, which {asks} reads"
         refuse(
             (self.kept_groups != groups, f"budget 'bytes' {budget}: set kept_groups to num_groups, {groups}"),
-            (
-                self.layout != "contiguous" or groups % heads,
-                f"budget 'bytes' {own} the {heads} heads: use contiguous groups, as many as {near}",
-            ),
+            (spans, f"budget 'bytes' {own} the {heads} heads: use contiguous groups, as many as {near}"),
             (self.fill != "zero", f"fill {self.fill!r} is not stored under budget 'bytes': leave fill out"),
-            (
-                self.warm_start is not None and self.selector != "linear",
-                f"{nets}: use 'linear', or leave warm_start out",
-            ),
+            (other, f"{nets}: use 'linear', or leave warm_start out"),
             (self.byte_pool == "all" and asks, f"{blind}: use byte_pool 'layer', or a router without it"),
         )
 
@@ -147,26 +143,20 @@ class RoutingConfig:
         check_share("byte_share", self.byte_share)
         names = (*_OF_ROUTERS, "fill", "byte_pool", "sinks", "warm_start")
         groups = f"num_groups={self.num_groups} and kept_groups={self.kept_groups}"
+        reads = "budget 'delayed' trains gates on what a layer reads, not selector"
         refuse(
             (self.num_groups != 1, f"budget 'delayed' keeps or drops whole entries, not {groups}: set both to 1"),
             *((True, f"budget 'delayed' has no use for {name}: leave it out") for name in self._changed(names)),
-            (
-                self.selector not in ("linear", "mlp"),
-                f"budget 'delayed' trains gates on what a layer reads, not selector {self.selector!r}: use 'linear' or "
-                "'mlp'",
-            ),
+            (self.selector not in ("linear", "mlp"), f"{reads} {self.selector!r}: use 'linear' or 'mlp'"),
         )
 
     def _check_delay(self, tokens: int) -> None:
         held, share = min(self.window, tokens), int(exact(self.byte_share) * tokens)
         delay = f"budget 'delayed': the delay, window {self.window:,},"
+        more = f"holds more entries of every head than byte_share {self.byte_share:.6g} of {tokens:,} tokens, {share:,}"
         refuse(
             (held == tokens, f"{delay} is no shorter than the context of {tokens:,} tokens, so no entry would go"),
-            (
-                held > share,
-                f"{delay} holds more entries of every head than byte_share {self.byte_share:.6g} of {tokens:,} tokens, "
-                f"{share:,}: raise byte_share, or lower window",
-            ),
+            (held > share, f"{delay} {more}: raise byte_share, or lower window"),
         )
 
     def closed_target(self, progress: float) -> float:
@@ -245,8 +235,7 @@ class Selector(nn.Module, ABC):
     """Scores the value groups of every token of a layer; the budget turns scores into a mask.
 
     One is built for each layer, as ``Class(hidden_size, config)``, or ``Class(hidden_size, config, settings)`` where it
-    declares ``settings``. S is ``config.num_groups`` (under the budget ``bytes`` it counts the keys' logits, too). Its
-    parameters are trained where ``learned`` is True, and saved with the adapter.
+    declares ``settings``. Its parameters are trained where ``learned`` is True, and saved with the adapter.
     """
 
     learned: bool = False

@@ -55,10 +55,10 @@ def init_router(module: nn.Module) -> None:
 
 
 class LinearRouter(Selector):
-    """Linear router (paper, section 3.3 and appendix B.1): a_i = W h_i + b, one logit per value group.
+    """Linear router (paper, section 3.3 and appendix B.1): a_i = W h_i + b, plus a linear map of the query summary.
 
-    Optionally plus a linear map of the query summary. READING. The paper's h_i is "the layer input hidden state", here
-    what ``v_proj`` reads, that input after the layer's norm; the bias, and weights from N(0, 0.02), are ours.
+    READING. The paper's h_i is "the layer input hidden state", here what ``v_proj`` reads, that input after the layer's
+    norm; the bias, and weights from N(0, 0.02), are ours.
     """
 
     learned = True

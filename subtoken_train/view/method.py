@@ -55,10 +55,9 @@ class Method:
         """Return what the calibration holds; a ``ValueError`` says how to make one where none is named."""
         if self.calibrated is None:
             name = _name_of(self)
-            raise ValueError(
-                f"{name} reads numbers that are found for a backbone, and calibration names no file of them; "
-                f"'subtoken-train calibrate {name}' writes one, for the option calibration{advice}"
-            )
+            made = f"'subtoken-train calibrate {name}' writes one, for the option calibration{advice}"
+            reads = f"{name} reads numbers that are found for a backbone, and calibration names no file of them"
+            raise ValueError(f"{reads}; {made}")
         return self.calibrated.numbers
 
 

@@ -4,8 +4,8 @@ A place gives what it has; what it lacks, or what a method did not declare, rais
 silently empty. The places are: before layer 0 (``embeds`` reducers); a cut between decoder layers; a layer of a
 prompt's pass (evictions after it, context reducers in it); a layer of a second pass, whose rows (``TaskPlan``) look
 back at the prompt's entries; a layer's stored entries while tokens are decoded, oldest first; a value projection (group
-selectors). While tokens are decoded, heads that hold entries of their own are rows of the batch: a row is then one head
-of one sample, with one key head and its query heads. Heads that share their entries stay together.
+selectors). While tokens are decoded, heads that hold entries of their own are rows of the batch, each with one key head
+and its query heads.
 
 Legend: B batch (while tokens are decoded: rows, B or B * h), N rows of the place, K keys, Q rows with queries, the last
 of the keys (K = N, and Q = N in a prompt's pass; S rows of a task are behind its prompt's: K = N + S, Q = S), H query
@@ -62,107 +62,66 @@ def reads_values(needs: frozenset[Need]) -> bool:
 
 @dataclass(repr=False, eq=False)
 class View:
-    """One place of a pass, with what it has and the method declared; reading anything else raises.
+    """One place of a pass, with what it has and the method declared; reading anything else raises."""
 
-    Attributes:
-        layer: its number, from 0; of a cut, the first layer that will see what stays.
-        query_BHNd: rotated queries of the last Q rows of the keys.
-        key_BhNd: rotated keys, [B, h, K, d].
-        value_BhNd: values as they are read (after routing: dropped groups are 0, or what fills them).
-        regions_BN: ``Region`` codes of the rows; PADDING marks what is no entry of this layer's cache.
-        scale: factor of the attention scores.
-        in_scope_BN: rows that the scope names, bool; all entries if not given.
-        position: position ids of the rows, [B, N], or [3, B, N] under mRoPE.
-        next_position: id of the first token after the prompt, [B, 1] or [3, B, 1].
-        rotate: what turns queries and keys at given position ids.
-        output_weight: gives the weight of the layer's output projection, [D, H * d] in fp32.
-        carried: ``Scores.carried`` of these entries from the method's last look while tokens are decoded; 0 since.
-        attended_BN: rows that queries could see, bool: more than the entries where a window left some behind; the
-            entries if not given.
-        reach: the window in which rows see each other; None: a row sees all before it.
-        budget: gives the entries in scope that may stay, int64 [B]; a last row that is in scope is one of them.
-        asks_BN: of a context reducer: rows that ask about the context, bool.
-        scope_counts: likewise, rows in scope of each sample, counted once per pass.
-        asks_counts: likewise, rows of each sample that ask.
-        again: likewise, what a second pass scored: the rows, bool [B, N], and their scores, [B, h, N].
-        input_BND: the normed states that the layer projects to queries, keys and values; while tokens are decoded, of
-            the tokens since the last look alone, [B, n, D].
-        task_BS: of a second pass: rows of the task that are no padding, bool.
-        about_BN: of a second pass: entries that the task scores, bool.
-        place_BN: while tokens are decoded: number of each entry among all tokens that the layer has seen of its sample,
-            from 0; padding: any.
-        seen_B: likewise, how many those are, int64.
-        heads: rows of the batch that are heads of one sample.
-        hidden_BND: states of the rows: input embeddings (projected features at visual tokens) before layer 0, the
-            output of the layer below at a cut, the hidden state that ``v_proj`` sees for a selector.
-        protected_BN: rows that a token is read from, bool; they stay, whatever they score.
-        rank_position_B: index of the row that ranks, the last prompt token of the turn that holds the last image (at a
-            cut, of what is left up to it); -1 without an image.
-        sample_seed_B: a number per sample, int64.
-        scout: layer -> head-mean attention of the row that ranks, [B, N] in fp32, before layer 0.
-        videos: () -> the tokens of each sample's videos, in order; ``ValueError`` where a sample shows an image.
-        raters_BN: at a cut, what ``DecoderReducer.raters`` marked, bool.
-        count_B: at a cut, visual tokens that stay of each sample, int64.
-        attention: at a cut, gives ``blocks`` of the layer below.
-        rotary_pull: for the same blocks, [B, W, N] in fp32: the scaled product of a query and a key of ones after the
-            rotary embedding.
-        normed_states: at a cut, gives ``hidden_BND`` after the model's last norm.
-        value_groups_BNSg: of a selector: the projection's output, less what a dropped group reads as, in S groups of g
-            channels; never a gradient path for scores.
-        query_summary_BD: of a selector that is ``query_conditioned``: mean of ``hidden_BND`` over the query region.
-        ordinal_BN: of a selector: original places of the tokens, int64.
-        output_norms: of a selector that declares ``reads_output``: () -> norms of the groups' contributions behind
-            ``o_proj``, [B, N, S] in fp32.
-        query_attention: where ``RoutingConfig.features`` names it: () -> the attention that the query's rows pay each
-            token, mean over rows and heads, [B, N] in fp32, without gradient.
-        num_kv_heads: of a selector: key-value heads that a value is of.
-        entries_BN: rows that are entries of the cache, bool.
-    """
-
-    layer: int = ABSENT
-    query_BHNd: Tensor = ABSENT
-    key_BhNd: Tensor = ABSENT
-    value_BhNd: Tensor = ABSENT
-    regions_BN: Tensor = ABSENT
-    scale: float = ABSENT
+    layer: int = ABSENT  # its number, from 0; of a cut, the first layer that will see what stays
+    query_BHNd: Tensor = ABSENT  # rotated queries of the last Q rows of the keys
+    key_BhNd: Tensor = ABSENT  # rotated keys, [B, h, K, d]
+    value_BhNd: Tensor = ABSENT  # values as they are read (after routing: dropped groups are 0, or what fills them)
+    regions_BN: Tensor = ABSENT  # ``Region`` codes of the rows; PADDING: no entry of this layer's cache
+    scale: float = ABSENT  # factor of the attention scores
     needs: frozenset[Need] = frozenset()
-    in_scope_BN: Tensor = ABSENT
-    position: Tensor = ABSENT
-    next_position: Tensor = ABSENT
-    rotate: Callable[[Tensor], Rotation] = ABSENT
-    output_weight: Callable[[], Tensor] = ABSENT
-    carried: Tensor | None = None
-    attended_BN: Tensor | None = None
-    reach: SlidingWindow | None = None
-    budget: Callable[[], Tensor] = ABSENT
-    asks_BN: Tensor = ABSENT
-    scope_counts: Sequence[int] = ABSENT
-    asks_counts: Sequence[int] = ABSENT
-    again: tuple[Tensor, Tensor] | None = None
+    in_scope_BN: Tensor = ABSENT  # rows that the scope names, bool; all entries if not given
+    position: Tensor = ABSENT  # position ids of the rows, [B, N], or [3, B, N] under mRoPE
+    next_position: Tensor = ABSENT  # id of the first token after the prompt, [B, 1] or [3, B, 1]
+    rotate: Callable[[Tensor], Rotation] = ABSENT  # what turns queries and keys at given position ids
+    output_weight: Callable[[], Tensor] = ABSENT  # weight of the layer's output projection, [D, H * d] in fp32
+    carried: Tensor | None = None  # ``Scores.carried`` of these entries from the last look while decoding; 0 since
+    attended_BN: Tensor | None = None  # rows that queries could see, bool: the entries, and what a window left behind
+    reach: SlidingWindow | None = None  # the window in which rows see each other; None: a row sees all before it
+    budget: Callable[[], Tensor] = ABSENT  # entries in scope that may stay, int64 [B], a last row in scope among them
     input_BND: Tensor = ABSENT
-    task_BS: Tensor = ABSENT
-    about_BN: Tensor = ABSENT
-    place_BN: Tensor = ABSENT
-    seen_B: Tensor = ABSENT
-    heads: int = 1
+    """The normed states that the layer projects to queries, keys and values; while decoding, of the tokens since the
+    last look, [B, n, D]."""
     hidden_BND: Tensor = ABSENT
-    protected_BN: Tensor = ABSENT
+    """States of the rows: input embeddings before layer 0, the output of the layer below at a cut, what ``v_proj`` sees
+    for a selector."""
+    # of a context reducer
+    asks_BN: Tensor = ABSENT  # rows that ask about the context, bool
+    scope_counts: Sequence[int] = ABSENT  # rows in scope of each sample, counted once per pass
+    asks_counts: Sequence[int] = ABSENT  # rows of each sample that ask
+    again: tuple[Tensor, Tensor] | None = None  # what a second pass scored: rows, bool [B, N], and scores, [B, h, N]
+    # of a second pass
+    task_BS: Tensor = ABSENT  # rows of the task that are no padding, bool
+    about_BN: Tensor = ABSENT  # entries that the task scores, bool
+    # while tokens are decoded
+    place_BN: Tensor = ABSENT  # number of each entry among all tokens that the layer has seen, from 0
+    seen_B: Tensor = ABSENT  # how many those are, int64
+    heads: int = 1  # rows of the batch that are heads of one sample
+    # before layer 0, and at a cut
+    protected_BN: Tensor = ABSENT  # rows that a token is read from, bool; they stay, whatever they score
     rank_position_B: Tensor = ABSENT
-    sample_seed_B: Tensor = ABSENT
-    scout: Callable[[int], Tensor] = ABSENT
+    """Index of the row that ranks, the last prompt token of the turn that holds the last image; -1 without an image."""
+    sample_seed_B: Tensor = ABSENT  # a number per sample, int64
+    scout: Callable[[int], Tensor] = ABSENT  # layer -> head-mean attention of the row that ranks, [B, N] in fp32
     videos: Callable[[], list[list[Frames]]] = ABSENT
-    raters_BN: Tensor = ABSENT
-    count_B: Tensor = ABSENT
-    attention: Callable[[Tensor], Iterator[tuple[Tensor, Tensor]]] = ABSENT
+    """The tokens of each sample's videos, in order; ``ValueError`` where a sample shows an image."""
+    raters_BN: Tensor = ABSENT  # what ``DecoderReducer.raters`` marked, bool
+    count_B: Tensor = ABSENT  # visual tokens that stay of each sample, int64
+    attention: Callable[[Tensor], Iterator[tuple[Tensor, Tensor]]] = ABSENT  # ``blocks`` of the layer below
     rotary_pull: Callable[[Tensor], Iterator[Tensor]] = ABSENT
-    normed_states: Callable[[], Tensor] = ABSENT
-    value_groups_BNSg: Tensor = ABSENT
-    query_summary_BD: Tensor = ABSENT
-    ordinal_BN: Tensor = ABSENT
-    output_norms: Callable[[], Tensor] = ABSENT
+    """For the same blocks, [B, W, N] in fp32: the scaled product of a rotated query and key of ones."""
+    normed_states: Callable[[], Tensor] = ABSENT  # ``hidden_BND`` after the model's last norm
+    # of a selector
+    value_groups_BNSg: Tensor = ABSENT  # the projection's output, less what a dropped group reads as, in S groups
+    query_summary_BD: Tensor = ABSENT  # mean of ``hidden_BND`` over the query region, if it is ``query_conditioned``
+    ordinal_BN: Tensor = ABSENT  # original places of the tokens, int64
+    output_norms: Callable[[], Tensor] = ABSENT  # norms of the groups behind ``o_proj``, [B, N, S], if ``reads_output``
     query_attention: Callable[[], Tensor] = ABSENT
-    num_kv_heads: int = ABSENT
-    entries_BN: Tensor = field(init=False)
+    """The attention that the query's rows pay each token, mean over rows and heads, [B, N] in fp32, where
+    ``RoutingConfig.features`` names it."""
+    num_kv_heads: int = ABSENT  # key-value heads that a value is of
+    entries_BN: Tensor = field(init=False)  # rows that are entries of the cache, bool
 
     def __post_init__(self) -> None:
         for name, value in list(vars(self).items()):
@@ -181,15 +140,10 @@ class View:
         if need is not None and not self._declares(need):
             raise _undeclared(name, need)
         if "seen_B" in vars(self):
-            if name == "query_BHNd":
-                raise ValueError(
-                    "an eviction reads queries while tokens are decoded and says that it reads none: let its online "
-                    "say how many of the last rows (Online(rows=...))"
-                )
-            raise ValueError(
-                f"an eviction reads {name} of its view while tokens are decoded, where there is none; score without "
-                "it, or let its online be None, so that eviction_every refuses the method"
-            )
+            why = f"an eviction reads {name} of its view while tokens are decoded"
+            rows = "and says that it reads none: let its online say how many of the last rows (Online(rows=...))"
+            none = "where there is none; score without it, or let its online be None, so that eviction_every refuses it"
+            raise ValueError(f"{why} {rows}" if name == "query_BHNd" else f"{why}, {none}")
         remedy = _REMEDIES.get(name, f"this place of the pass has {', '.join(vars(self))}")
         raise ValueError(f"a method reads {name} of its view, where there is none: {remedy}")
 

@@ -103,7 +103,7 @@ def test_a_row_that_a_token_is_read_from_takes_the_place_of_the_last_choice(name
     embeds, codes = random_scores(3, 1, 9, 6), [S, *[V] * 8]
     order = expected(name, 4, embeds[0, 1:], [])
     for read in range(8):
-        keep, rank, _ = build_reducer(name, 0.5).select(look(embeds, codes, {read + 1}))
+        keep, rank, *_ = build_reducer(name, 0.5).select(look(embeds, codes, {read + 1}))
         kept = order if read in order else [*order[:3], read]
         assert keep[0].nonzero()[:, 0].tolist() == [0, *sorted(place + 1 for place in kept)]
         if name != "dart" and read in order:
