@@ -9,9 +9,11 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 from subtoken_train.cache.cache import RESERVED, PackedCache
 from subtoken_train.cache.packed_layer import SLACK, PackedLayer
 from tests.support.packing import SETS, dense, masked_attention, states
+from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 
 PER_TOKEN = 3 * 2 * 8 * 4 * 2
+ORDERS = [[0, 1, 2], [2, 0, 1], [1, 1, 0], [2], [0, 0, 1, 1, 2, 2], [1, 2, 1, 1, 0]]
 
 
 def filled(sets: str, batch: int = 3) -> tuple[PackedCache, list]:
@@ -45,9 +47,6 @@ def assert_attends(cache: PackedCache, layers: list, tail: tuple[torch.Tensor, .
 
 def pointers(cache: PackedCache) -> list[int]:
     return [part.data.data_ptr() for layer in cache.layers for block in layer.blocks for part in block.payloads]
-
-
-ORDERS = [[0, 1, 2], [2, 0, 1], [1, 1, 0], [2], [0, 0, 1, 1, 2, 2], [1, 2, 1, 1, 0]]
 
 
 @pytest.mark.parametrize("sets", SETS)
@@ -91,8 +90,7 @@ def test_crop_forgets_the_tail_only():
     )
     cache.crop(-7)
     for removed, words in ((-1, "1 tokens cannot be removed: 0 came after the prompt"), (3, "negative")):
-        with pytest.raises(ValueError, match=words):
-            cache.crop(removed)
+        refuses(words, cache.crop, removed)
 
 
 def test_the_tail_grows_in_place_with_little_slack():
@@ -111,8 +109,7 @@ def test_the_tail_grows_in_place_with_little_slack():
 def test_an_empty_layer_refuses_to_grow_and_reset_empties():
     layer = PackedLayer()
     assert layer.tail_bytes == (0, 0)
-    with pytest.raises(ValueError, match="needs a prompt before it grows"):
-        layer.update(torch.zeros(1, 2, 1, 8), torch.zeros(1, 2, 1, 8))
+    refuses("needs a prompt before it grows", lambda: layer.update(torch.zeros(1, 2, 1, 8), torch.zeros(1, 2, 1, 8)))
     cache, _ = filled("shared")
     cache.reset()
     assert not cache.holds_prompt
@@ -139,8 +136,7 @@ def test_samples_that_are_not_there_are_worded():
     for index, words in (([3], "the cache holds 3 samples"), ([], "one or more numbers"), ([[0]], "one or more")):
         with pytest.raises(ValueError, match=words):
             cache.batch_select_indices(torch.tensor(index, dtype=torch.long))
-    with pytest.raises(ValueError, match="not 0 times"):
-        cache.batch_repeat_interleave(0)
+    refuses("not 0 times", cache.batch_repeat_interleave, 0)
     empty = PackedCache(2)  # as transformers' own caches do before they hold anything
     empty.batch_select_indices(torch.tensor([0]))
     empty.batch_repeat_interleave(2)
@@ -159,8 +155,7 @@ def test_every_public_method_of_transformers_layers_is_ours_or_harmless():
         lambda: cache.layers[0].reorder_cache(torch.tensor([0])),
         lambda: cache.offload(0),
     ):
-        with pytest.raises(ValueError, match="cannot be moved alone"):
-            call()
+        refuses("cannot be moved alone", call)
 
 
 def test_reserved_room_is_made_once_and_stays():

@@ -25,9 +25,11 @@ from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Region
 from tests.support.places import ROOT
 from tests.support.prompt_views import NOBODY
+from tests.support.refusals import refuses
 from tests.support.text_families import text_batch, text_family
 
 SAMPLES = [(40, 4, 9), (30, 3, 6)]
+RECALLED = [(40, 4, 5), (30, 3, 4)]
 
 
 def told_again(pad_left=False):
@@ -105,8 +107,7 @@ def test_what_cannot_be_calibrated_is_refused(tiny_family):
     with pytest.raises(ValueError, match="headkv is calibrated on recall of text, and the backbone sees images"):
         NeedleCalibrator().check(CompressedBackbone(tiny_family, build_reducer("none")).eval())
     backbone, unlike = CompressedBackbone(text_family(), build_reducer("none")).eval(), text_batch([(12, 3, 1)])
-    with pytest.raises(ValueError, match="no head attends to the answers"):
-        NeedleCalibrator().numbers(backbone, [unlike])
+    refuses("no head attends to the answers", lambda: NeedleCalibrator().numbers(backbone, [unlike]))
 
 
 @pytest.fixture(scope="module")
@@ -161,11 +162,7 @@ def test_scores_do_not_hang_on_the_batch(llava):
 def test_what_cannot_be_calibrated_is_refused_of_visual_heads(llava):
     with pytest.raises(ValueError, match="calibrated on pictures, and the backbone sees none; use headkv"):
         VisualCalibrator().check(CompressedBackbone(text_family(), build_reducer("none")).eval())
-    with pytest.raises(ValueError, match=r"data 'dev\.json': sparsemm draws its own scenes"):
-        VisualCalibrator().prompts(llava, "dev.json")
-
-
-RECALLED = [(40, 4, 5), (30, 3, 4)]
+    refuses(r"data 'dev\.json': sparsemm draws its own scenes", lambda: VisualCalibrator().prompts(llava, "dev.json"))
 
 
 @pytest.fixture
@@ -218,5 +215,4 @@ def test_the_backbone_does_not_change(family):
 
 def test_a_reduced_cache_is_refused(family):
     backbone = backbone_of(family, name="quest", keep_ratio=0.5, page_size=4, window=4)
-    with pytest.raises(ValueError, match="calibrated on whole caches"):
-        short().run(backbone, NOBODY)
+    refuses("calibrated on whole caches", lambda: short().run(backbone, NOBODY))

@@ -69,7 +69,6 @@ def test_fewer_entries_than_inputs_and_one_that_never_changes():
     assert all(bool(part.isfinite().all()) for part in Moments.of(inputs, drawn(5, 1, seed=1)).ridge_map(0.1))
 
 
-@torch.no_grad()
 def test_examples_are_what_layers_read_and_the_logs_of_kvzip_s_scores(shallow):
     """Of the contexts alone: padding, the question and a prompt without a context count for nothing."""
     family, batch = (

@@ -17,6 +17,7 @@ from subtoken_train.datasets.question_table import read_own_table
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.row_files import read_rows, scan_records
 from tests.support.places import ROOT
+from tests.support.refusals import refuses
 
 TALKS = [
     {"messages": [{"role": "user", "content": f"what is {i} ?"}, {"role": "assistant", "content": f"{i} é"}]}
@@ -157,8 +158,7 @@ REFUSED = {
 def test_what_cannot_be_read(tmp_path, cache, monkeypatch, words):
     make, read = REFUSED[words]
     monkeypatch.setattr(row_files, "MAX_UNPACKED", 600)
-    with pytest.raises(ValueError, match=re.escape(words)):
-        read(make(tmp_path))
+    refuses(re.escape(words), lambda: read(make(tmp_path)))
 
 
 TABLES = {
@@ -174,8 +174,7 @@ def test_a_column_that_changes_what_is_learnt_is_refused_in_a_table(tmp_path, wo
     path = tmp_path / "q.json"
     good = {"instruction": "a", "input": "", "output": "b"}
     path.write_text(json.dumps([{**good, **TABLES[words]}]))
-    with pytest.raises(ValueError, match=re.escape(f"{path}, {words}")):
-        table(path)
+    refuses(re.escape(f"{path}, {words}"), table, path)
 
 
 def test_notes_and_system_texts_of_a_table(tmp_path):
@@ -240,5 +239,4 @@ BROKEN = [
 @pytest.mark.parametrize(("name", "text", "message"), BROKEN, ids=range(len(BROKEN)))
 def test_what_is_no_json_is_refused(tmp_path, name, text, message):
     (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(ValueError, match=message):
-        list(scan_records(tmp_path / name))
+    refuses(message, lambda: list(scan_records(tmp_path / name)))

@@ -21,6 +21,8 @@ from tests.support.golden_cases import close, golden_view, keep_of, load, same_p
 from tests.support.prompt_views import layer_views, samples
 
 TWO = [[1] + [2] * 14 + [4] * 4, [4] * 9]
+CODES = [[1] + [2] * 20 + [4] * 4, [4] * 9, [4]]
+RELEASED = {"scaled": False, "masked": False}
 
 
 @pytest.mark.parametrize(
@@ -163,9 +165,6 @@ def test_constant_channels_say_nothing():
     assert lag_spread(states).tolist() == [[[0.0] * 5]]
 
 
-CODES = [[1] + [2] * 20 + [4] * 4, [4] * 9, [4]]
-
-
 def plain_scores_of_cur(key, value, method):
     """Scores of one head of one prompt, number by number."""
     parts = []
@@ -211,9 +210,6 @@ def test_values_that_routing_dropped_say_nothing():
     plain = method.score(view).scores_BhN
     ratio = scores[..., :4] / plain[..., :4]
     assert torch.allclose(ratio, ratio[..., :1].expand_as(ratio))
-
-
-RELEASED = {"scaled": False, "masked": False}
 
 
 class KeysGiven(View):

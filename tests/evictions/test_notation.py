@@ -116,10 +116,6 @@ def test_numbers_and_switches_of_another_type_are_refused_in_words(name, key, ki
 NAN = math.nan
 
 
-def find(name):
-    return EVICTIONS[name] if name in EVICTIONS else WRAPPERS[name]
-
-
 OUT_OF_RANGE = {
     "ada(knorm)": {"alpha": [-0.1, 1.5, NAN]},
     "aircache": {"alpha": [1.5], "window_size": [0]},
@@ -166,7 +162,7 @@ REFUSED += [
     for key, values in settings.items()
     for value in values
 ]
-CHOICES = [(name, key, words) for name in [*EVICTIONS, *WRAPPERS] for key, words in _words(find(name)).items()]
+CHOICES = [(name, *each) for own in (EVICTIONS, WRAPPERS) for name in own for each in _words(own[name]).items()]
 
 
 @pytest.mark.parametrize(("name", "key", "words"), CHOICES)

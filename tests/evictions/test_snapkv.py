@@ -19,17 +19,10 @@ from tests.support.prompt_views import layer_views, samples
 from tests.support.text_families import text_batch, text_family
 
 
-def build(params, **settings):
-    pooling = params.get("pooling", "avgpool").removesuffix("pool")
-    return build_eviction(
-        "snapkv", window=params["window_size"], kernel=params["kernel_size"], pooling=pooling, **settings
-    )
-
-
 def test_golden_original_max_pooling(shared):
     """Neighbours share a maximum, and the original's choice between them is arbitrary: kept scores are compared."""
     params, tensors = load(shared, "snapkv_original_maxpool")
-    method = build(params)
+    method = build_eviction("snapkv", window=params["window_size"], kernel=params["kernel_size"], pooling="max")
     view = golden_view(method, tensors, "keys_repeated")
     scores = method.score(view).scores_BhN
     kept = keep_of(method, [view], params["max_capacity_prompt"])[0]
@@ -217,7 +210,6 @@ def windows_of(backbone, method, keep, monkeypatch, scope="all"):
 
 
 @pytest.mark.parametrize(("keep", "rows"), [(0.01, 0), (0.05, 1), (0.1, 2), (0.2, 4)])
-@torch.no_grad()
 def test_a_tenth_of_the_budget_is_the_window(backbone, keep, rows, monkeypatch):
     """Of 2, 10, 20 and 40 entries: those that observe are 1 at least, and at 1 % one entry is still chosen."""
     for name in ("snapkv", "pyramidkv"):
@@ -229,7 +221,6 @@ def test_a_tenth_of_the_budget_is_the_window(backbone, keep, rows, monkeypatch):
     assert windows_of(backbone, uniform, keep, monkeypatch) == [rows] * 2
 
 
-@torch.no_grad()
 def test_the_share_is_of_the_budget_in_scope(backbone, monkeypatch):
     """100 tokens of context compete: half of them is the budget, a fifth of that observes, out of the question."""
     method = build_eviction("snapkv", window=0.2)

@@ -176,8 +176,6 @@ def test_recent_entries_are_part_of_the_budget(recent, window):
     assert kept[100 - window :].all()
 
 
-KNOBS = [{"importance": each} for each in ("VV+TT", "window", "self")] + [{"importance": "window", "window_size": 3}]
-KNOBS += [{"budgets": each} for each in ("VV", "TT", "uniform")] + [{"first": each} for each in ("vision", "score")]
 GOLDENS = ["tgvkv_ratio0.5", "tgvkv_ratio0.8"]
 
 

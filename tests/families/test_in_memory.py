@@ -19,6 +19,7 @@ from tests.support.tiny.llava import next_family
 from tests.support.truth_models import FAMILIES, TINY
 
 TEXT = "the bee and the spider met in the garden . "
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
 
 
 def parts_of(model: torch.nn.Module) -> dict[str, object]:
@@ -31,9 +32,6 @@ def parts_of(model: torch.nn.Module) -> dict[str, object]:
             found[f"{name} attention"] = config._attn_implementation
     found["gradients"] = [weight.requires_grad for weight in model.parameters()]
     return found
-
-
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -138,9 +136,8 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_models_that_are_refused(name):
-    make, words = MODELS[name]
+@pytest.mark.parametrize(("make", "words"), MODELS.values(), ids=MODELS)
+def test_models_that_are_refused(make, words):
     with pytest.raises(ValueError, match=words) as error:
         SubTokenModel(make(), build_processor().tokenizer)
     assert len(str(error.value)) < 400
@@ -162,9 +159,8 @@ PROCESSORS = {
 }
 
 
-@pytest.mark.parametrize("name", PROCESSORS)
-def test_processors_that_do_not_fit(name):
-    family, processor, words = PROCESSORS[name]
+@pytest.mark.parametrize(("family", "processor", "words"), PROCESSORS.values(), ids=PROCESSORS)
+def test_processors_that_do_not_fit(family, processor, words):
     model = build_model(text_layers=1).eval() if family is None else family().model
     with pytest.raises(ValueError, match=words):
         SubTokenModel(model, processor() if callable(processor) else processor)

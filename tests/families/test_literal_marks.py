@@ -19,6 +19,7 @@ from tests.support.tiny import tiny_families
 
 IMAGE = Image.new("RGB", (56, 56), (9, 90, 200))
 TINY = tiny_families()
+QUESTION, ANSWER = r"what is \<image> or \<video> in a file ?", r"\<image> is a tag, <video> too"
 
 
 @pytest.fixture(params=["llava", "llava_next", "llava_onevision", "qwen2_5_vl", "internvl", "smolvlm"])
@@ -30,9 +31,6 @@ def family(request):
     made.model.config.image_token_id = made.tokenizer.convert_tokens_to_ids(own)
     made.model.config.video_token_id = made.tokenizer.convert_tokens_to_ids(made.placeholders[-1])
     return made
-
-
-QUESTION, ANSWER = r"what is \<image> or \<video> in a file ?", r"\<image> is a tag, <video> too"
 
 
 def test_an_escaped_mark_is_its_characters(family):

@@ -78,9 +78,8 @@ BOUNDS = {
 }
 
 
-@pytest.mark.parametrize("case", BOUNDS)
-def test_the_bound_is_what_the_configuration_says(case):
-    config, expected = BOUNDS[case]
+@pytest.mark.parametrize(("config", "expected"), BOUNDS.values(), ids=BOUNDS)
+def test_the_bound_is_what_the_configuration_says(config, expected):
     assert position_bound(config) == expected
 
 
@@ -106,9 +105,9 @@ def quietly(call):
 @sampled("kind", SCALINGS, every=3)
 def test_long_prompts_are_answered_as_transformers_answers_them(kind, chunk):
     """Below the original length, across it, past it, past the bound; in any order on the same object."""
-    family = scaled(kind, "qwen2" if kind == "yarn" else "llama")
-    lengths = [70, 40, 27, 60]
-    fresh = {length: plain_tokens(scaled_like(family, kind), asked(length), 8) for length in lengths}
+    name, lengths = "qwen2" if kind == "yarn" else "llama", [70, 40, 27, 60]
+    family = scaled(kind, name)
+    fresh = {length: plain_tokens(scaled(kind, name).model, asked(length), 8) for length in lengths}
     model = SubTokenModel(family.model, family.tokenizer, prefill_chunk=chunk)
     for length in lengths:
         out, said = quietly(partial(plain_tokens, model, asked(length), 8))
@@ -117,12 +116,6 @@ def test_long_prompts_are_answered_as_transformers_answers_them(kind, chunk):
         assert all(f"longer than the {BOUND} positions" in each for each in said)
 
 
-def scaled_like(family, kind):
-    """The same model, new."""
-    return scaled(kind, family.model.config.model_type).model
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
 @pytest.mark.parametrize("length", [30, 50])
 def test_scores_are_those_of_tokens_that_are_said_one_by_one(kind, length):

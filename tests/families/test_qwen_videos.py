@@ -141,7 +141,6 @@ def one_forward(family, inputs, pictures):
     return family.model(inputs_embeds=embeds, attention_mask=inputs["attention_mask"], position_ids=position_ids).logits
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("kind", PICTURES)
 def test_logits_are_transformers_own(family, kind):
     """Bit for bit where its tower runs once; in mixed prompts it runs images and videos apart."""

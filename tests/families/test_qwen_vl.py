@@ -25,6 +25,8 @@ from tests.support.tiny.qwen import (
 from tests.support.truth_cells import CELL, difference
 
 FAMILY = qwen_family()
+PICTURES = [Image.effect_noise((160, 100), 60).convert("RGB"), qwen_video(4)]
+GLM = glm_family()
 
 
 @pytest.fixture
@@ -115,9 +117,6 @@ def test_images_are_padded_to_squares_where_that_is_asked_for(family):
         family.visual_tokens((1, 60_000))
 
 
-PICTURES = [Image.effect_noise((160, 100), 60).convert("RGB"), qwen_video(4)]
-
-
 @pytest.fixture(scope="module")
 def deep_family():
     return qwen3_family()
@@ -128,7 +127,6 @@ def batch_with(deep_family, *pictures):
     return batch_from_inputs(deep_family, inputs["input_ids"], inputs["attention_mask"].bool(), inputs, None)
 
 
-@torch.no_grad()
 def test_deep_features_meet_the_rows_that_are_there_and_count(deep_family):
     """Rows that a reducer drops take theirs along: what stays runs as if by transformers' decoder with these alone."""
     batch = batch_with(deep_family, *PICTURES)
@@ -152,7 +150,6 @@ def test_deep_features_meet_the_rows_that_are_there_and_count(deep_family):
     assert (found - without).abs().max() > 0.1
 
 
-@torch.no_grad()
 def test_merged_tokens_keep_their_targets_deep_features(deep_family):
     batch = batch_with(deep_family, PICTURES[0])
     result = compress(deep_family, name="visionzip", keep_ratio=0.5).run(batch)
@@ -166,9 +163,6 @@ def test_merged_tokens_keep_their_targets_deep_features(deep_family):
     expected = states.deep[0][:, merged.slots[0]]
     assert torch.equal(result.rows.deep_nBMD[:, 0, shown], expected)
     assert not result.rows.deep_nBMD[:, 0, ~shown].any()
-
-
-GLM = glm_family()
 
 
 @given(height=st.integers(1, 400), width=st.integers(1, 400), cap=st.sampled_from([3136, 20_000, 112_896, 1_003_520]))

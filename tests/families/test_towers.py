@@ -75,7 +75,6 @@ def eager_last_block(family, batch, monkeypatch):
     return [weights[0] for weights, _ in calls]
 
 
-@torch.no_grad()
 def test_statistics_are_those_of_eager_attention(family, batch, monkeypatch):
     matrices = eager_last_block(family, batch, monkeypatch)
     assert [matrix.shape for matrix in matrices] == [(2, 4 * tokens, 4 * tokens) for tokens in TOKENS]
@@ -91,7 +90,6 @@ def test_statistics_are_those_of_eager_attention(family, batch, monkeypatch):
     assert torch.equal(made.pooler_output, torch.cat(family.visual_states(batch).tokens))
 
 
-@torch.no_grad()
 def test_keys_are_taken_after_the_rotary_embedding(family, batch):
     """Turned by their patches' places: the unrotated keys of a uniform image are all alike, these are not."""
     uniform = torch.ones_like(batch.pixel_values)
@@ -109,7 +107,6 @@ def test_a_last_block_with_windows_is_refused(family, batch):
 PICTURES = [Image.effect_noise((100, 70), 60).convert("RGB"), qwen_video(4)]
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl", "glm4v", "glm4v_moe"])
 def test_statistics_of_towers_without_windows_are_those_of_eager_attention(name, monkeypatch):
     """Frame by frame: the second picture has two layers."""
@@ -136,7 +133,6 @@ def pixels(tiles, seed=0):
 
 
 @pytest.mark.parametrize(("layers", "made_by"), [([-1], 2), ([3], 2), ([-2], 1), ([-1, 1], 0)])
-@torch.no_grad()
 def test_statistics_are_those_of_the_layer_that_made_the_features(tower, monkeypatch, layers, made_by):
     tiles = pixels(3)
     features, received, keys = features_with_statistics(tower, tiles, layers)
@@ -149,7 +145,6 @@ def test_statistics_are_those_of_the_layer_that_made_the_features(tower, monkeyp
     assert received.dtype == keys.dtype == torch.float32
 
 
-@torch.no_grad()
 def test_bf16_towers_give_statistics_in_fp32(tower):
     features, received, keys = features_with_statistics(tower.bfloat16(), pixels(2).bfloat16(), [-1])
     assert (features.dtype, received.dtype, keys.dtype) == (torch.bfloat16, torch.float32, torch.float32)

@@ -118,7 +118,6 @@ def test_what_a_window_hides_is_not_read(rows, block):
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("width", [64, 80, 96, 128, 256])
 @pytest.mark.parametrize("rows", [300, 77, 1])
-@torch.no_grad()
 def test_a_fused_kernel_runs_every_call_on_a_gpu(dtype, kv_heads, width, rows):
     """No mask, a mask, a window; heads shared or not."""
     given = states(rows, 300, 4, kv_heads, width, dtype, "cuda")

@@ -72,7 +72,6 @@ def test_live_tensors_grow_by_what_is_reported(own_sets, kv_dtype):
 
 @pytest.mark.parametrize("routing", [None, ROUTING])
 @pytest.mark.parametrize("kv_dtype", ["model", "int8"])
-@torch.no_grad()
 def test_an_eviction_is_told_by_the_entries_that_stay(routing, kv_dtype):
     """Counted over layers and heads by hand; what it left is never called all that was promised."""
     family = text_family(layers=2, num_key_value_heads=HEADS)
@@ -141,7 +140,6 @@ def kept(backbone, batch, compression, tokens):
 
 
 @sampled(("keep", "unit"), [(0.3, "fraction"), (0.7, "fraction"), (6, "tokens")], every=3)
-@torch.no_grad()
 def test_it_holds_its_arms_bytes_and_less_than_an_entry_more(keep, unit):
     compression = Compression(build_eviction("streaming_llm", sinks=1), keep, unit)
     arm = compress(text_family(), LINEAR, name="quest", keep_ratio=0.5, page_size=4, window=4)
@@ -213,7 +211,6 @@ def test_the_nominal_ledger_promises_what_is_measured(tiny_family):
     assert nominal_ledger(tiny_family.shape, {"visual": tokens}, budget).fraction() == float(budget.total_of(tokens))
 
 
-@torch.no_grad()
 def test_nothing_is_stored_where_nothing_is_dropped(tiny_family):
     """All groups under a gate, and prompts without an image: no piece is missing, so no fill is read."""
     gated = RoutingConfig(num_groups=16, kept_groups=16, value_gate=True, fill="mean")
@@ -227,7 +224,6 @@ def test_nothing_is_stored_where_nothing_is_dropped(tiny_family):
 
 @pytest.mark.parametrize("selector", ["mean", "gated"])
 @pytest.mark.parametrize("eviction", ["none", "own_sets"])
-@torch.no_grad()
 def test_samples_that_are_chosen_take_theirs_along(selector, eviction):
     """As beam search and ``batch_select_indices`` ask: chosen samples decode as they did, with their own bytes."""
     cell = PLAIN_CELL | {"family": "llava_gqa", "reducer": "fastv_embeds", "selector": selector, "batch": "three_left"}

@@ -14,6 +14,7 @@ from subtoken_train.families.decoder import CACHE
 from subtoken_train.inference.generation import REFUSED, GenerateCall, check_ids, settings_used
 from subtoken_train.inference.model import SubTokenModel
 from tests.support.generation_cells import PLAIN, batch_of, generate_greedy, inputs_of, model_of, settings_of
+from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 
 
@@ -77,17 +78,13 @@ def test_padded_later_turns_are_refused_and_a_generated_image_token_is_a_token_l
     assert out.shape[1] == forced.shape[1] + 2
 
 
-def compiled(model, forward):
-    return torch.compile(forward, backend="eager")
-
-
 def hooked(model, forward):
     model._old_forward = forward
     new_forward = functools.partial(lambda own, *args, **given: own._old_forward(*args, **given), model)
     return functools.update_wrapper(new_forward, forward)
 
 
-@pytest.mark.parametrize("wrap", [compiled, hooked])
+@pytest.mark.parametrize("wrap", [lambda _, forward: torch.compile(forward, backend="eager"), hooked])
 def test_a_wrapped_forward_is_there_again_after_a_call_and_after_a_fault(wrap):
     model = model_of()
     inner, inputs = model.backbone.model, inputs_of(model, "one")
@@ -194,8 +191,7 @@ def test_a_cache_that_was_reset_says_so():
     cache.reset()
     again = functools.partial(model.generate, input_ids=out, past_key_values=cache, max_new_tokens=2)
     for call in (again, model.cache_report, cache.branch):
-        with pytest.raises(ValueError, match=r"the cache is empty; generate from the whole prompt"):
-            call()
+        refuses(r"the cache is empty; generate from the whole prompt", call)
     assert torch.equal(model.generate(**inputs, max_new_tokens=3, do_sample=False), out)
 
 
@@ -283,11 +279,9 @@ def visible(mask, **settings):
     return GenerateCall(IDS, mask, settings).visible
 
 
-@pytest.mark.parametrize("name", WRONG_INPUTS)
-def test_wrong_ids_and_masks_are_worded(name):
-    call, words = WRONG_INPUTS[name]
-    with pytest.raises(ValueError, match=words):
-        call()
+@pytest.mark.parametrize(("call", "words"), WRONG_INPUTS.values(), ids=WRONG_INPUTS)
+def test_wrong_ids_and_masks_are_worded(call, words):
+    refuses(words, call)
     assert check_ids(IDS.int(), 90).dtype == torch.int32
 
 
@@ -310,15 +304,13 @@ WRONG_TURNS = {
 }
 
 
-@sampled("name", WRONG_TURNS, every=2)
-def test_wrong_further_turns_are_worded_and_leave_the_cache(name):
+@sampled(("change", "words"), WRONG_TURNS.values(), ids=WRONG_TURNS, every=2)
+def test_wrong_further_turns_are_worded_and_leave_the_cache(change, words):
     model = model_of()
     ids, mask = turn_of(model, inputs_of(model))
-    change, words = WRONG_TURNS[name]
     good = {"input_ids": ids, "attention_mask": mask, "past_key_values": model.last.cache, **GREEDY}
     length = model.last.cache.get_seq_length()
-    with pytest.raises(ValueError, match=words):
-        model.generate(**(good | change(ids, mask)))
+    refuses(words, lambda: model.generate(**(good | change(ids, mask))))
     assert model.last.cache.get_seq_length() == length
     assert model.generate(**good).shape[1] == ids.shape[1] + 5
 
@@ -351,11 +343,9 @@ def test_what_has_no_answer_is_refused_wherever_it_stands(name):
     assert len(str(caught.value)) < 220
     given = GenerationConfig()
     setattr(given, name, value)
-    with pytest.raises(ValueError, match=f"{name}.* does not go"):
-        settings_used({"generation_config": given}, own)
+    refuses(f"{name}.* does not go", settings_used, {"generation_config": given}, own)
     setattr(own, name, value)
-    with pytest.raises(ValueError, match=rf"model\.generation_config\.{name}.* does not go"):
-        settings_used({}, own)
+    refuses(rf"model\.generation_config\.{name}.* does not go", settings_used, {}, own)
     for neutral in REFUSED[name]:  # a call overrides its model
         assert settings_used({name: neutral}, own)[name] == neutral
 
@@ -365,8 +355,7 @@ def test_copies_of_the_own_configuration_pass_and_settings_have_the_precedence_o
     own.chat_format = "chatml"
     settings_used({"generation_config": GenerationConfig(**own.to_dict())}, own)
     settings_used(dict.fromkeys(("position_ids", "assistant_model", "maxnewtokens")), own)
-    with pytest.raises(ValueError, match="use_cache=None does not go"):
-        settings_used({"use_cache": None}, own)
+    refuses("use_cache=None does not go", settings_used, {"use_cache": None}, own)
     own, settings = GenerationConfig(num_beams=2, pad_token_id=1), {"generation_config": GenerationConfig(num_beams=3)}
     beams = [settings_used(given, own)["num_beams"] for given in ({}, settings, settings | {"num_beams": 4})]
     pads = [settings_used(given, own)["pad_token_id"] for given in (settings, settings | {"pad_token_id": None})]
@@ -381,8 +370,7 @@ def test_unknown_names_are_refused_and_the_nearest_is_named(name):
             settings_used(given, GenerationConfig())
     with pytest.raises(ValueError, match="must be a transformers GenerationConfig, not dict"):
         settings_used({"generation_config": {name: 3}}, GenerationConfig())
-    with pytest.raises(ValueError, match=r"^num_beams=1\.5 must be a whole number$"):
-        settings_used({"num_beams": 1.5}, GenerationConfig())
+    refuses(r"^num_beams=1\.5 must be a whole number$", lambda: settings_used({"num_beams": 1.5}, GenerationConfig()))
 
 
 def test_a_processor_that_runs_the_model_is_refused():

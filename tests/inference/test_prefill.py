@@ -31,6 +31,7 @@ from tests.support.truth_cells import PLAIN_CELL, backbone_of
 from tests.support.truth_models import KV_HEADS, OwnSets, SharedSet, family_of, prompts
 
 ROOMS = [str(Path(subtoken_train.__file__).parent / room) for room in ("routing", "reducers", "evictions")]
+NEW = (1, 1, 16, 3, 1)  # tokens of the steps that are watched
 
 
 class Spy(TorchDispatchMode):
@@ -131,9 +132,6 @@ def test_reads_do_not_grow_with_the_layers(most, settings):
         assert len(many) - len(few) <= 3 * 2, many
 
 
-NEW = (1, 1, 16, 3, 1)  # tokens of the steps that are watched
-
-
 def begun(cell: StepCell):
     backbone, cache, token_B1 = cell.filled()
     cache.reserve(sum(NEW) + 1)
@@ -154,7 +152,6 @@ def test_a_step_does_not_wait_for_the_device(name):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", CELLS)
-@torch.no_grad()
 def test_a_step_on_cuda_does_not_wait_for_it(name):
     backbone, cache, steps = begun(replace(CELLS[name], device="cuda"))
     torch.cuda.set_sync_debug_mode("error")
@@ -196,7 +193,6 @@ class Call:
     kernels: tuple[str, ...]
 
 
-@torch.no_grad()
 def run(kind, batch="one_left", move=None):
     cell, compression = KINDS[kind]
     backbone = backbone_of({**PLAIN_CELL, **cell})

@@ -249,9 +249,8 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_told_with_all_settings(name, text):
-    call, words, listed = MISTAKES[name]
+@pytest.mark.parametrize(("call", "words", "listed"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_told_with_all_settings(call, words, listed, text):
     with pytest.raises(ValueError, match=r"\S") as found:
         call(*text)
     assert words in str(found.value)

@@ -26,7 +26,6 @@ from tests.support.golden_cases import alike, load, near
 from tests.support.helpers import (
     compress,
     make_batch,
-    only_sample,
     random_mask,
     random_scores,
     sharpen,
@@ -105,14 +104,12 @@ def golden(shared):
     return Golden(shared)
 
 
-@torch.no_grad()
 def test_golden_model_is_the_officials(golden):
     hidden = golden.family.run_layers(golden.family.embeds, golden.visible, golden.positions)
     ours = golden.family.model.norm(hidden)
     near("fastv", "fastv_official: every token", ours, golden.tensors["full_last_hidden"], atol=1e-4)
 
 
-@torch.no_grad()
 def test_golden_attention_row(golden):
     below = golden.family.run_layers(golden.family.embeds, golden.visible, golden.positions, stop=golden.layer - 1)
     last_B = golden.batch.rank_position_B
@@ -121,7 +118,6 @@ def test_golden_attention_row(golden):
 
 
 @pytest.mark.parametrize("stage", ["embeds", "decoder"])
-@torch.no_grad()
 def test_golden_kept_positions(golden, stage):
     """The official code keeps the same positions of every sample, those of the first: one sample is compared."""
     rows = golden.run(stage=stage).rows
@@ -129,7 +125,6 @@ def test_golden_kept_positions(golden, stage):
     assert rows.visible_BM.all()
 
 
-@torch.no_grad()
 def test_golden_output_after_the_cut(golden):
     """The official in-place mode row by row; its mask mode agrees on the last row."""
     output = golden.family.model.norm(golden.run(stage="decoder").hidden_BMD)
@@ -137,26 +132,6 @@ def test_golden_output_after_the_cut(golden):
     assert torch.allclose(output[:, -1], golden.tensors["mask_last_hidden"][:, -1], atol=1e-4)
     shortened = golden.family.model.norm(golden.run(stage="embeds").hidden_BMD)
     assert (shortened - output).abs().max() > 1e-2
-
-
-@pytest.mark.parametrize("stage", ["embeds", "decoder"])
-@pytest.mark.parametrize("pad_left", [False, True])
-@torch.no_grad()
-def test_every_sample_of_a_batch_ranks_its_own(tiny_family, stage, pad_left):
-    """The official code ranks sample 0 for all; a text-only sample keeps all its tokens."""
-    sharpen(tiny_family)
-    batch = make_batch([(1, 9), (1, 9), (2, 7), (0, 12)], pad_left)
-    backbone = compress(tiny_family, name="fastv", keep_ratio=0.25, stage=stage)
-
-    def kept_positions(some):
-        rows = backbone.run(some, pad_left=pad_left).rows
-        return [position[seen].tolist() for position, seen in zip(rows.position, rows.visible_BM, strict=True)]
-
-    together = kept_positions(batch)
-    assert together == [kept_positions(only_sample(batch, sample))[0] for sample in range(4)]
-    assert together[0] != together[1]
-    assert together[3] == list(range(14))
-    assert [len(rows) for rows in together] == [2 + 16 + 9, 2 + 16 + 9, 2 + 32 + 7, 14]
 
 
 PROMPTS = [(1, 9), (1, 12), (2, 7), (0, 12)]
@@ -291,7 +266,6 @@ def test_who_joins_equals_a_plain_loop(shape, count, levels, share, dtype, seed)
             assert rank[sample, order].tolist() == plain_rank[sample, order].tolist()
 
 
-@torch.no_grad()
 def plain_reduced(family, reducer, batch, sample):
     """The input embeddings that a sample should run with, by a loop over its rows."""
 

@@ -120,7 +120,6 @@ def rated(family, layer, hidden, position, raters, visual, version, heads):
     return torch.stack(per_head).mean(0)
 
 
-@torch.no_grad()
 def by_the_release(family, batch, reducer):
     """One sample: rows and positions of every stage, and the last layer's output."""
     hidden, regions = family.embed(batch)[0], batch.regions_BN[0].tolist()
@@ -167,7 +166,6 @@ def by_the_release(family, batch, reducer):
 @pytest.mark.parametrize("pad_left", [False, True])
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("heads", ["multi_head", "grouped_query"])
-@torch.no_grad()
 def test_a_pass_is_the_releases_whatever_the_batch_and_the_padding(tiny_family, heads, version, pad_left):
     family = tiny_family if heads == "multi_head" else gqa_family()
     sharpen(family)
@@ -191,7 +189,6 @@ def test_a_pass_is_the_releases_whatever_the_batch_and_the_padding(tiny_family, 
     assert result.rows.next_position[:, 0].tolist() == [75, 137, 14]
 
 
-@torch.no_grad()
 def test_under_mrope_rows_keep_their_own_positions():
     family = qwen_family()
     batch = prompts(family, "three", False)

@@ -21,6 +21,7 @@ from tests.support.sampling import sampled
 from tests.support.tiny.llava import TOKENS, next_batch, next_family, next_records
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
+LAYOUT = TileLayout(((24, 48), (48, 24), (48, 48), (72, 24), (24, 72)), 24, 3)
 
 
 def test_class_attention_is_that_of_the_eager_tower(tiny_family):
@@ -72,7 +73,6 @@ def test_without_a_class_token_rows_stay_in_raster_order_at_their_own_places():
 
 @pytest.mark.parametrize("name", ["visionzip", "fastervlm"])
 @pytest.mark.parametrize("pad_left", [False, True])
-@torch.no_grad()
 def test_a_batch_equals_its_samples_and_positions_count_anew(tiny_family, pad_left, name):
     backbone = compress(tiny_family, name=name, keep_ratio=0.25)
     together = check_alone(backbone, make_batch(MIXED, pad_left), pad_left)
@@ -81,7 +81,6 @@ def test_a_batch_equals_its_samples_and_positions_count_anew(tiny_family, pad_le
 
 
 @pytest.mark.parametrize(("name", "read"), [("visionzip", "received"), ("fastervlm", "class")])
-@torch.no_grad()
 def test_the_language_model_sees_what_plain_transformers_would(tiny_family, name, read):
     batch = make_batch([(1, 9)])
     backbone = compress(tiny_family, name=name, keep_ratio=0.25)
@@ -97,9 +96,6 @@ def test_the_language_model_sees_what_plain_transformers_would(tiny_family, name
         places = states.received[0].topk(16).indices.sort().values
         assert result.rows.index_BM[0, 2:18].tolist() == (2 + places).tolist()
         assert torch.equal(merged.tokens[0], states.tokens[0][places])
-
-
-LAYOUT = TileLayout(((24, 48), (48, 24), (48, 48), (72, 24), (24, 72)), 24, 3)
 
 
 def states_of(size: tuple[int, int], seed: int = 0) -> VisualStates:
@@ -179,7 +175,6 @@ def test_each_tile_is_zipped_by_itself_in_the_releases_order(size, kept):
 
 
 @pytest.mark.parametrize("name", ["visionzip", "fastervlm", "prumerge"])
-@torch.no_grad()
 def test_a_batch_equals_its_samples(tmp_path, name):
     family = next_family()
     batch = next_batch(family, next_records(tmp_path))

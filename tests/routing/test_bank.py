@@ -22,6 +22,7 @@ from tests.support.sampling import sampled
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+REDUCERS = {"fastv": {"stage": "embeds"}, "fastv, cut late": {"stage": "decoder"}, "random": {}}
 
 
 def with_other_tokens(batch, region):
@@ -49,7 +50,6 @@ def count_calls(bank):
 
 @pytest.mark.parametrize("layout", ["contiguous", "per_head"])
 @pytest.mark.parametrize("selector", SELECTORS)
-@torch.no_grad()
 def test_only_dropped_groups_of_routed_values_change(tiny_family, selector, layout):
     """q, k and o are what their modules give; unrouted values and kept groups are bit-equal, dropped groups 0."""
     batch = make_batch(MIXED)
@@ -79,12 +79,8 @@ def test_only_dropped_groups_of_routed_values_change(tiny_family, selector, layo
         assert not groups[~mask].any()
 
 
-REDUCERS = {"fastv": {"stage": "embeds"}, "fastv, cut late": {"stage": "decoder"}, "random": {}}
-
-
 @pytest.mark.parametrize("pad_left", [False, True])
 @pytest.mark.parametrize("name", REDUCERS)
-@torch.no_grad()
 def test_a_ranked_budget_follows_the_reducer(tiny_family, monkeypatch, name, pad_left):
     """Counts fall with the score that the reducer gave each token, two images of a sample ranked together."""
     sharpen(tiny_family)
@@ -112,7 +108,6 @@ def test_a_ranked_budget_needs_a_ranking(tiny_family, reducer):
 
 
 @pytest.mark.parametrize("selector", SELECTORS)
-@torch.no_grad()
 def test_balance_is_of_the_routed_tokens_and_only_for_learned_routers(tiny_family, selector):
     batch = make_batch(MIXED)
     backbone = compress(tiny_family, RoutingConfig(selector=selector))
@@ -131,7 +126,6 @@ def test_balance_is_of_the_routed_tokens_and_only_for_learned_routers(tiny_famil
     assert torch.equal(state.mean_balance(), state.balances().mean())
 
 
-@torch.no_grad()
 def test_hooks_are_inactive_outside_the_block(tiny_family):
     batch = make_batch(MIXED[:1])
     backbone = compress(tiny_family, RoutingConfig())
@@ -171,7 +165,6 @@ def test_the_state_is_restored_after_nesting_and_after_errors():
 
 @pytest.mark.parametrize("selector", ["linear", "mlp"])
 @pytest.mark.parametrize("query_conditioned", [False, True])
-@torch.no_grad()
 def test_query_tokens_matter_only_to_conditioned_routers(tiny_family, selector, query_conditioned):
     batch = make_batch(MIXED)
     torch.manual_seed(1)
@@ -183,7 +176,6 @@ def test_query_tokens_matter_only_to_conditioned_routers(tiny_family, selector, 
 
 
 @pytest.mark.parametrize("pad_left", [False, True])
-@torch.no_grad()
 def test_the_query_summary_is_the_mean_over_the_query_up_to_the_ranking_token(tiny_family, pad_left):
     """Query tokens of later turns, answers, padding and samples without image do not enter."""
     batch = make_batch(MIXED, pad_left)
@@ -206,7 +198,6 @@ READERS = [RoutingConfig(selector="output_norm"), RoutingConfig(score_prior="out
 
 @sampled("layout", ["contiguous", "per_head"], every=3)
 @sampled("kv_heads", [4, 2, 1], every=3)
-@torch.no_grad()
 def test_chooses_by_each_layers_own_projection(layout, kv_heads):
     family = gqa_family(kv_heads)
     add_lora(family, LoraSettings(dropout=0.0))

@@ -23,6 +23,7 @@ from tests.support.text_families import text_batch, text_family
 
 WIDTH, GROUPS = 128, 16
 LEARNED = ("linear", "mlp", "bilinear")
+HALF = [torch.bfloat16, torch.float16]
 
 
 def look(batch=2, length=12, width=WIDTH, seed=0, layer=0, dtype=torch.float32):
@@ -84,7 +85,6 @@ def test_equals_the_formula(name):
 
 
 @pytest.mark.parametrize("name", LEARNED)
-@torch.no_grad()
 def test_logits_are_fp32_under_autocast_and_with_bf16_parameters(name):
     selector = build(name, query_conditioned=True)
     view = look(dtype=torch.bfloat16)
@@ -160,9 +160,6 @@ def test_leading_weighs_groups_that_span_heads_by_their_channels():
     assert build("leading").same_for_all
 
 
-HALF = [torch.bfloat16, torch.float16]
-
-
 def layer_of(bias: bool = True) -> nn.Linear:
     torch.manual_seed(0)
     return nn.Linear(24, 4, bias=bias)
@@ -202,16 +199,11 @@ MIXED = [(1, 7), (1, 5), (0, 6)]
 BOTH = ("norm", "attention")
 
 
-def build_bilinear(**settings):
-    torch.manual_seed(0)
-    return build_selector(WIDTH, RoutingConfig(selector="bilinear", num_groups=GROUPS, **settings))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("query_conditioned", [False, True])
 @torch.no_grad()
 def test_equals_the_formula_token_by_token(dtype, query_conditioned):
-    selector, view = build_bilinear(query_rank=3, query_conditioned=query_conditioned), look(dtype=dtype)
+    selector, view = build("bilinear", query_rank=3, query_conditioned=query_conditioned), look(dtype=dtype)
     found = selector(view)
     assert found.dtype == torch.float32
     for sample, query in enumerate(view.query_summary_BD.double()):
@@ -231,7 +223,6 @@ def test_features_may_be_written_as_a_list():
 
 
 @pytest.mark.parametrize("names", [("norm",), ("attention",), BOTH])
-@torch.no_grad()
 def test_features_equal_their_definition(names):
     torch.manual_seed(0)
     features, view = FeatureMap(RoutingConfig(num_groups=GROUPS, features=names), GROUPS), look()
@@ -278,7 +269,6 @@ def test_the_attention_is_the_mean_of_the_queries_rows_in_that_layer(tiny_family
     assert not told[0][2].any()  # no question about an image
 
 
-@torch.no_grad()
 def test_a_language_models_attention_is_that_of_the_whole_context():
     family, batch = text_family(), text_batch([(24, 9, 2), (20, 7, 2)])
     routing = RoutingConfig("bilinear", num_groups=8, kept_groups=4, budget="global", features=("attention",))
@@ -291,7 +281,6 @@ def test_a_language_models_attention_is_that_of_the_whole_context():
 
 
 @sampled("name", ["linear", "mlp", "bilinear"], every=3)
-@torch.no_grad()
 def test_answers_and_padding_change_no_choice_and_the_question_does(tiny_family, name):
     batch = make_batch(MIXED)
     torch.manual_seed(1)

@@ -19,6 +19,7 @@ from tests.support.chat_servers import KNORM, LLAMA, TEXT, about, said, serving_
 
 PANICS = r"(?:x+x+)+y"
 """At forty x in a row it goes back more often than the Rust that cuts texts bears."""
+BROKEN = "the server failed at this request; its log says why"
 
 
 class Panic(BaseException):
@@ -56,9 +57,6 @@ def test_a_text_that_is_too_long_is_not_tokenised(llama, monkeypatch):
     for blank in " \t\n\u3000":
         words = refusal(llama, 400, [{"role": "user", "content": blank * 1_200_000 + "x"}])
         assert words == "the prompt holds 1,000,000 blanks in a row, at which tokenizers break down; take them out"
-
-
-BROKEN = "the server failed at this request; its log says why"
 
 
 @pytest.mark.parametrize("error", [Panic("broken"), SystemExit(3), RuntimeError("broken")])

@@ -136,11 +136,7 @@ def calls(parts, batch) -> list[str]:
     return seen
 
 
-def named(reducer) -> str:
-    return "-".join(str(value) for value in reducer.values()) or "none"
-
-
-@sampled("reducer", REDUCERS, every=3, ids=named)
+@sampled("reducer", REDUCERS, every=3, ids=lambda own: "-".join(map(str, own.values())) or "none")
 def test_llava_calls(tiny_family, reducer):
     parts = compress(tiny_family, ROUTING, **reducer)
     with_images, text = make_batch([(1, 6), (2, 5)]), make_batch([(0, 7), (0, 4)])
