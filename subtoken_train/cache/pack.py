@@ -9,7 +9,7 @@ channels of a piece, K kinds, k channels of a cut key.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import accumulate, pairwise
 
@@ -18,9 +18,12 @@ from torch import Tensor
 
 from subtoken_train.cache.by_sample import select_part
 from subtoken_train.functional.gather import on_device, take_entries
+from subtoken_train.kernels.choice import choose_kernel
 from subtoken_train.kernels.formats import MODEL, Format, Payload
 from subtoken_train.kernels.storage import Block, BlockPart, PageIndex, RoutedValues, pack_bits
 from subtoken_train.types import CutKeys, LayerPlan, Layout
+
+FIELDS = 10  # of a row and kind in the table of ``kernels/triton_pack.py``
 
 
 @dataclass(frozen=True)
@@ -184,23 +187,18 @@ def pack_layer(
     _, kv_heads, length, width = key_BhNd.shape
     counts = counts or read_counts([plan], kv_heads, width, packing.layout, packing.form)[0]
     marks = counts.marks if counts.marks.rows_RM.device == key_BhNd.device else on_device(counts.marks, key_BhNd.device)
-    keys, values, num_rows = key_BhNd, value_BhNd, len(marks.rows_RM)
-    fill, feedback = None, packing.feedback(plan)
-    if fill_BV is not None:
-        fill = fill_BV.view(-1, kv_heads, 1, width).expand(len(key_BhNd), -1, -1, -1)
-    if plan.heads_BNh is not None:
-        keys, values = (x.reshape(-1, 1, length, width) for x in (key_BhNd, value_BhNd))
-        fill = None if fill is None else fill.reshape(-1, 1, 1, width)
+    num_rows, feedback = len(marks.rows_RM), packing.feedback(plan)
+    heads = kv_heads * len(key_BhNd) // num_rows
+    keys, values = (x.reshape(num_rows, heads, length, width) for x in (key_BhNd, value_BhNd))
+    fill = None if fill_BV is None else fill_BV.expand(len(key_BhNd), -1).reshape(num_rows, heads, 1, width)
     places_RN = None if position_BN is None else position_BN.int().repeat_interleave(num_rows // len(key_BhNd), 0)
     channels_Rck = _channels(plan, counts.channels)
-    alike: dict[tuple[int, ...], list[int]] = {}
-    for row, own in enumerate(counts.kinds):
-        alike.setdefault(own, []).append(row)
-    parted: Sequence[Tensor | None] = [None]
-    if len(alike) > 1:
-        parted = torch.split(_order(marks), [len(members) for members in alike.values()])
+    alike = _alike(counts.kinds)
+    beside = packing.form, alike, channels_Rck, position_BN, fill
+    if (fused := _fused((key_BhNd, value_BhNd), counts, marks, *beside)) is not None:
+        return fused
     blocks = []
-    for rows, (sizes, members) in zip(parted, alike.items(), strict=True):
+    for rows, (sizes, members) in zip(_parted(marks, alike), alike.items(), strict=True):
 
         def of_rows(part: Tensor, rows: Tensor | None = rows) -> Tensor:
             return part if rows is None else part[rows]
@@ -229,16 +227,136 @@ def pack_layer(
                 parts.append(BlockPart(stored, kept, kind.cut, stands))
             else:
                 parts.append(BlockPart(stored, kind.form.store(value_RcMd), kind.cut, stands))
-        own_channels = channels if any(part.cut for part in parts) else None
-        blocks.append(Block(rows, parts, own_channels, numbers=None if rows is None else members))
+        channels = channels if any(part.cut for part in parts) else None
+        blocks.append(Block(rows, parts, channels, numbers=None if rows is None else members))
     return blocks
 
 
-def _order(marks: PlanMarks) -> Tensor:
-    """Order rows so that those with equal counts lie together, at the place of the first, int64 [R]."""
+def _alike(kinds: list[tuple[int, ...]]) -> dict[tuple[int, ...], list[int]]:
+    """Gather the rows that hold as many entries of each kind, by these numbers."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for row, own in enumerate(kinds):
+        found.setdefault(own, []).append(row)
+    return found
+
+
+def _fused(
+    states: tuple[Tensor, Tensor],
+    counts: RowCounts,
+    marks: PlanMarks,
+    form: Format,
+    alike: dict[tuple[int, ...], list[int]],
+    channels_Rck: Tensor | None,
+    position_BN: Tensor | None,
+    fill_Rc1d: Tensor | None,
+) -> list[Block] | None:
+    """Return the blocks that one launch writes; None where the kernel does not run, or not for these."""
+    key, device = states[0], states[0].device
+    if choose_kernel(device.type).path != "triton":
+        return None
+    from subtoken_train.kernels.triton_pack import launch_packing, packs
+
+    heads = math.prod(key.shape[:2]) // len(marks.rows_RM)
+    pieces = len(marks.bit_of) // heads or 1
+    if not packs(form, key, key.shape[3] // pieces, counts.channels):
+        return None
+    room = _Room(marks, counts, form, key, heads, position_BN is not None)
+    blocks = [room.block(sizes, members, len(alike) == 1) for sizes, members in alike.items()]
+    host = torch.tensor(room.table, dtype=torch.int64, pin_memory=device.type == "cuda")  # a copy that nobody waits for
+    table = host.to(device, non_blocking=True)
+    for tensor, start in room.copied:
+        tensor.copy_(table[start : start + len(tensor)])
+    for block in blocks:
+        if channels_Rck is not None and any(part.cut for part in block.parts):
+            block.channels = channels_Rck if block.rows is None else channels_Rck[block.rows]
+    if most := max(max(sizes) for sizes in alike):
+        marks_KRM = torch.stack([kind.marks_RM for kind in marks.kinds])
+        beside = marks.piece_bit, channels_Rck, None if position_BN is None else position_BN.int(), fill_Rc1d
+        own = marks.rows_RM, marks.flags_RSM, beside, pieces, len(counts.bits), most
+        launch_packing(states, form, table, marks_KRM, *own)
+    return blocks
+
+
+@dataclass
+class _Room:
+    """Blocks that nothing is written to yet, and the ``table`` of where it goes; some of that is also ``copied``."""
+
+    marks: PlanMarks
+    counts: RowCounts
+    form: Format
+    like: Tensor
+    heads: int
+    placed: bool
+    table: list[int] = field(init=False)
+    copied: list[tuple[Tensor, int]] = field(default_factory=list)  # what a stretch of the table goes to, its start
+
+    def __post_init__(self) -> None:
+        self.table = [0] * (len(self.marks.rows_RM) * len(self.marks.kinds) * FIELDS)
+
+    def block(self, sizes: tuple[int, ...], members: list[int], all_rows: bool) -> Block:
+        last = len(sizes) - 1
+        parts = [self._part(kind, size, members) for kind, size in enumerate(sizes) if size or kind == last]
+        if all_rows:
+            return Block(None, parts)
+        return Block(self._copied(members, torch.int64), parts, numbers=members)
+
+    def _part(self, number: int, size: int, members: list[int]) -> BlockPart:
+        kind, lead, width = self.marks.kinds[number], (len(members), self.heads, size), self.like.shape[3]
+        keys = self._payload(lead, self.counts.channels if kind.cut else width, lead)
+        places = self._empty((len(members), size), torch.int32) if self.placed else None
+        index, starts = None, (0, 0)
+        values: Payload | RoutedValues
+        if kind.routed:
+            assert self.marks.flags_RSM is not None
+            assert self.marks.piece_bit is not None
+            own, bit_of = self.counts.bits[number], self.marks.bit_of
+            bounds = [0, *accumulate(own[row][bit] for row in members for bit in bit_of)]
+            starts = len(self.table), len(bit_of)
+            offsets = self._copied(bounds[:-1], torch.int32)
+            if not _all_alike(bounds, size):
+                index = self._empty((len(members), self.marks.flags_RSM.shape[1], -(-size // 8)), torch.uint8)
+            held = self._payload((bounds[-1],), width * self.heads // len(bit_of), lead)
+            values = RoutedValues(index, held, offsets, self.marks.piece_bit.clone(), size, self.heads, bounds)
+        else:
+            held = values = self._payload(lead, width, lead)
+        columns = (
+            *((size, 0), (int(kind.cut), 0), _by_row(keys.data), _by_row(keys.scale)),
+            *((held.data.data_ptr(), 0) if kind.routed else _by_row(held.data), _by_row(held.scale)),
+            *(starts, _by_row(index), (0 if index is None else index.shape[2], 0), _by_row(places)),
+        )
+        for place, row in enumerate(members):
+            at = (row * len(self.marks.kinds) + number) * len(columns)
+            self.table[at : at + len(columns)] = [first + place * step for first, step in columns]
+        return BlockPart(keys, values, kind.cut, places)
+
+    def _payload(self, lead: tuple[int, ...], width: int, entries: tuple[int, ...]) -> Payload:
+        form, dtype = self.form, self.like.dtype
+        data = self._empty((*lead, form.code_width(width)), form.code_dtype(dtype))
+        return Payload(data, self._empty((*entries, 1), torch.float16) if form.rounds else None, dtype, form)
+
+    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=self.like.device)
+
+    def _copied(self, numbers: list[int], dtype: torch.dtype) -> Tensor:
+        made = self._empty((len(numbers),), dtype)
+        self.copied.append((made, len(self.table)))
+        self.table += numbers
+        return made
+
+
+def _by_row(tensor: Tensor | None) -> tuple[int, int]:
+    """Return the first row's address, and the bytes from row to row; 0 of no tensor."""
+    return (0, 0) if tensor is None else (tensor.data_ptr(), tensor.nbytes // len(tensor))
+
+
+def _parted(marks: PlanMarks, alike: dict[tuple[int, ...], list[int]]) -> Sequence[Tensor | None]:
+    """Return the numbers of the rows that are alike, int64 [R] each, found on the device; None: all rows are."""
+    if len(alike) == 1:
+        return [None]
     counts_RK = torch.stack([kind.marks_RM.sum(-1) for kind in marks.kinds], -1)
     same_RR = (counts_RK[:, None] == counts_RK).all(-1)
-    return same_RR.int().argmax(-1).sort(stable=True).indices
+    order_R = same_RR.int().argmax(-1).sort(stable=True).indices
+    return torch.split(order_R, [len(members) for members in alike.values()])
 
 
 def _channels(plan: LayerPlan, count: int) -> Tensor | None:
@@ -278,10 +396,14 @@ def with_index(
     counts, entries = flags_RSM.sum(-1, dtype=torch.int32).index_select(1, piece_bit).flatten(), flags_RSM.shape[-1]
     offsets = counts.cumsum(0, dtype=torch.int32) - counts
     bounds = bounds or [*offsets.tolist(), len(pieces.data)]
-    alike = all(end - start in (0, entries) for start, end in pairwise(bounds))  # the offsets say which are stored
     own = piece_bit.clone()  # a layer is counted, and written to a file, with its own
-    index = None if alike else pack_bits(flags_RSM)
+    index = None if _all_alike(bounds, entries) else pack_bits(flags_RSM)
     return RoutedValues(index, pieces, offsets, own, entries, keys.data.shape[1], bounds)
+
+
+def _all_alike(bounds: list[int], entries: int) -> bool:
+    """Return whether every piece is stored by all of a row's entries or by none: the offsets say which then."""
+    return all(end - start in (0, entries) for start, end in pairwise(bounds))
 
 
 @dataclass(frozen=True)
