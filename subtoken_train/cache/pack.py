@@ -9,8 +9,7 @@ channels of a piece, K kinds, k channels of a cut key.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import torch
@@ -22,8 +21,6 @@ from subtoken_train.kernels.choice import choose_kernel
 from subtoken_train.kernels.formats import MODEL, Format, Payload
 from subtoken_train.kernels.storage import Block, BlockPart, PageIndex, RoutedValues, pack_bits
 from subtoken_train.types import CutKeys, LayerPlan, Layout
-
-FIELDS = 10  # of a row and kind in the table of ``kernels/triton_pack.py``
 
 
 @dataclass(frozen=True)
@@ -139,7 +136,7 @@ def _bit_of(num_groups: int, kv_heads: int, width: int, layout: Layout) -> list[
 def _bits(groups_BMS: Tensor, kv_heads: int, width: int, layout: Layout, shared: bool) -> tuple[Tensor, Tensor]:
     """Return flags of what entries store, bool [R, S, M], and which flag rules each piece, int32 [P]."""
     device = groups_BMS.device
-    piece_bit = _piece_bit(groups_BMS.shape[-1], kv_heads, width, layout, device)
+    piece_bit = _sent(_bit_of(groups_BMS.shape[-1], kv_heads, width, layout), torch.int32, device)
     flags_BSM = groups_BMS.transpose(1, 2)
     if shared:
         return flags_BSM, piece_bit
@@ -147,13 +144,6 @@ def _bits(groups_BMS: Tensor, kv_heads: int, width: int, layout: Layout, shared:
     pieces = len(piece_bit) // kv_heads
     by_head = flags_BPM.reshape(len(flags_BPM) * kv_heads, pieces, flags_BPM.shape[-1])
     return by_head, torch.arange(pieces, dtype=torch.int32, device=device)
-
-
-@cache
-def _piece_bit(num_groups: int, kv_heads: int, width: int, layout: Layout, device: torch.device) -> Tensor:
-    """Return ``_bit_of`` on a device, int32; made once, since a copy from the host waits for it."""
-    with torch.inference_mode(False):
-        return torch.tensor(_bit_of(num_groups, kv_heads, width, layout), dtype=torch.int32, device=device)
 
 
 @dataclass(frozen=True)
@@ -188,9 +178,8 @@ def pack_layer(
     counts = counts or read_counts([plan], kv_heads, width, packing.layout, packing.form)[0]
     marks = counts.marks if counts.marks.rows_RM.device == key_BhNd.device else on_device(counts.marks, key_BhNd.device)
     num_rows, feedback = len(marks.rows_RM), packing.feedback(plan)
-    heads = kv_heads * len(key_BhNd) // num_rows
-    keys, values = (x.reshape(num_rows, heads, length, width) for x in (key_BhNd, value_BhNd))
-    fill = None if fill_BV is None else fill_BV.expand(len(key_BhNd), -1).reshape(num_rows, heads, 1, width)
+    keys, values = (x.reshape(num_rows, -1, length, width) for x in (key_BhNd, value_BhNd))
+    fill = None if fill_BV is None else fill_BV.expand(len(key_BhNd), -1).reshape(num_rows, -1, 1, width)
     places_RN = None if position_BN is None else position_BN.int().repeat_interleave(num_rows // len(key_BhNd), 0)
     channels_Rck = _channels(plan, counts.channels)
     alike = _alike(counts.kinds)
@@ -198,7 +187,8 @@ def pack_layer(
     if (fused := _fused((key_BhNd, value_BhNd), counts, marks, *beside)) is not None:
         return fused
     blocks = []
-    for rows, (sizes, members) in zip(_parted(marks, alike), alike.items(), strict=True):
+    for sizes, members in alike.items():
+        rows = None if len(alike) == 1 else _sent(members, torch.int64, key_BhNd.device)
 
         def of_rows(part: Tensor, rows: Tensor | None = rows) -> Tensor:
             return part if rows is None else part[rows]
@@ -254,94 +244,65 @@ def _fused(
     key, device = states[0], states[0].device
     if choose_kernel(device.type).path != "triton":
         return None
-    from subtoken_train.kernels.triton_pack import launch_packing, packs
+    from subtoken_train.kernels.triton_pack import FIELDS, launch_packing, packs
 
-    heads = math.prod(key.shape[:2]) // len(marks.rows_RM)
-    pieces = len(marks.bit_of) // heads or 1
+    pieces = len(marks.bit_of) * len(marks.rows_RM) // math.prod(key.shape[:2]) or 1  # of a head
     if not packs(form, key, key.shape[3] // pieces, counts.channels):
         return None
-    room = _Room(marks, counts, form, key, heads, position_BN is not None)
-    blocks = [room.block(sizes, members, len(alike) == 1) for sizes, members in alike.items()]
-    host = torch.tensor(room.table, dtype=torch.int64, pin_memory=device.type == "cuda")  # a copy that nobody waits for
-    table = host.to(device, non_blocking=True)
-    for tensor, start in room.copied:
-        tensor.copy_(table[start : start + len(tensor)])
-    for block in blocks:
-        if channels_Rck is not None and any(part.cut for part in block.parts):
-            block.channels = channels_Rck if block.rows is None else channels_Rck[block.rows]
+    table = torch.zeros(len(marks.rows_RM), len(marks.kinds), FIELDS.value, dtype=torch.int64)
+    blocks = []
+    for sizes, members in alike.items():
+        parts = []
+        for number, size in enumerate(sizes):
+            if size or number == len(sizes) - 1:
+                part, columns = _room(number, size, members, marks, counts, form, key)
+                if position_BN is not None:
+                    part.position_RM = torch.empty(len(members), size, dtype=torch.int32, device=device)
+                first, step = torch.tensor([*columns, _by_row(part.position_RM)]).T
+                table[members, number] = first + step * torch.arange(len(members))[:, None]
+                parts.append(part)
+        rows = None if len(alike) == 1 else _sent(members, torch.int64, device)
+        channels = channels_Rck if any(part.cut for part in parts) else None
+        channels = channels if channels is None or rows is None else channels[rows]
+        blocks.append(Block(rows, parts, channels, numbers=None if rows is None else members))
     if most := max(max(sizes) for sizes in alike):
         marks_KRM = torch.stack([kind.marks_RM for kind in marks.kinds])
         beside = marks.piece_bit, channels_Rck, None if position_BN is None else position_BN.int(), fill_Rc1d
         own = marks.rows_RM, marks.flags_RSM, beside, pieces, len(counts.bits), most
-        launch_packing(states, form, table, marks_KRM, *own)
+        launch_packing(states, form, table.to(device, non_blocking=True), marks_KRM, *own)
     return blocks
 
 
-@dataclass
-class _Room:
-    """Blocks that nothing is written to yet, and the ``table`` of where it goes; some of that is also ``copied``."""
+def _room(
+    number: int, size: int, members: list[int], marks: PlanMarks, counts: RowCounts, form: Format, like: Tensor
+) -> tuple[BlockPart, list[tuple[int, int]]]:
+    """Return a part that nothing is written to yet, and (first row's number, step) of most columns of its table."""
+    kind, heads, width = marks.kinds[number], math.prod(like.shape[:2]) // len(marks.rows_RM), like.shape[3]
+    rows, device = (len(members), heads, size), like.device
 
-    marks: PlanMarks
-    counts: RowCounts
-    form: Format
-    like: Tensor
-    heads: int
-    placed: bool
-    table: list[int] = field(init=False)
-    copied: list[tuple[Tensor, int]] = field(default_factory=list)  # what a stretch of the table goes to, its start
+    def payload(lead: tuple[int, ...], width: int) -> Payload:
+        data = torch.empty(*lead, form.code_width(width), dtype=form.code_dtype(like.dtype), device=device)
+        scale = torch.empty(*rows, 1, dtype=torch.float16, device=device) if form.rounds else None
+        return Payload(data, scale, like.dtype, form)
 
-    def __post_init__(self) -> None:
-        self.table = [0] * (len(self.marks.rows_RM) * len(self.marks.kinds) * FIELDS)
-
-    def block(self, sizes: tuple[int, ...], members: list[int], all_rows: bool) -> Block:
-        last = len(sizes) - 1
-        parts = [self._part(kind, size, members) for kind, size in enumerate(sizes) if size or kind == last]
-        if all_rows:
-            return Block(None, parts)
-        return Block(self._copied(members, torch.int64), parts, numbers=members)
-
-    def _part(self, number: int, size: int, members: list[int]) -> BlockPart:
-        kind, lead, width = self.marks.kinds[number], (len(members), self.heads, size), self.like.shape[3]
-        keys = self._payload(lead, self.counts.channels if kind.cut else width, lead)
-        places = self._empty((len(members), size), torch.int32) if self.placed else None
-        index, starts = None, (0, 0)
-        values: Payload | RoutedValues
-        if kind.routed:
-            assert self.marks.flags_RSM is not None
-            assert self.marks.piece_bit is not None
-            own, bit_of = self.counts.bits[number], self.marks.bit_of
-            bounds = [0, *accumulate(own[row][bit] for row in members for bit in bit_of)]
-            starts = len(self.table), len(bit_of)
-            offsets = self._copied(bounds[:-1], torch.int32)
-            if not _all_alike(bounds, size):
-                index = self._empty((len(members), self.marks.flags_RSM.shape[1], -(-size // 8)), torch.uint8)
-            held = self._payload((bounds[-1],), width * self.heads // len(bit_of), lead)
-            values = RoutedValues(index, held, offsets, self.marks.piece_bit.clone(), size, self.heads, bounds)
-        else:
-            held = values = self._payload(lead, width, lead)
-        columns = (
-            *((size, 0), (int(kind.cut), 0), _by_row(keys.data), _by_row(keys.scale)),
-            *((held.data.data_ptr(), 0) if kind.routed else _by_row(held.data), _by_row(held.scale)),
-            *(starts, _by_row(index), (0 if index is None else index.shape[2], 0), _by_row(places)),
-        )
-        for place, row in enumerate(members):
-            at = (row * len(self.marks.kinds) + number) * len(columns)
-            self.table[at : at + len(columns)] = [first + place * step for first, step in columns]
-        return BlockPart(keys, values, kind.cut, places)
-
-    def _payload(self, lead: tuple[int, ...], width: int, entries: tuple[int, ...]) -> Payload:
-        form, dtype = self.form, self.like.dtype
-        data = self._empty((*lead, form.code_width(width)), form.code_dtype(dtype))
-        return Payload(data, self._empty((*entries, 1), torch.float16) if form.rounds else None, dtype, form)
-
-    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=self.like.device)
-
-    def _copied(self, numbers: list[int], dtype: torch.dtype) -> Tensor:
-        made = self._empty((len(numbers),), dtype)
-        self.copied.append((made, len(self.table)))
-        self.table += numbers
-        return made
+    keys = payload(rows, counts.channels if kind.cut else width)
+    columns = [(size, 0), (int(kind.cut), 0), _by_row(keys.data), _by_row(keys.scale)]
+    if not kind.routed:
+        values = payload(rows, width)
+        columns += [_by_row(values.data), _by_row(values.scale), *[(0, 0)] * 3]
+        return BlockPart(keys, values, kind.cut), columns
+    assert marks.flags_RSM is not None
+    assert marks.piece_bit is not None
+    own, bits, index = counts.bits[number], marks.flags_RSM.shape[1], None
+    bounds = [0, *accumulate(own[row][bit] for row in members for bit in marks.bit_of)]
+    if not _all_alike(bounds, size):
+        index = torch.empty(len(members), bits, -(-size // 8), dtype=torch.uint8, device=device)
+    offsets = _sent(bounds[:-1], torch.int32, device)
+    pieces = payload((bounds[-1],), width * heads // len(marks.bit_of))
+    columns += [(pieces.data.data_ptr(), 0), _by_row(pieces.scale), (offsets.data_ptr(), 4 * len(marks.bit_of))]
+    columns += [_by_row(index), (-(-size // 8), 0)]
+    routed = RoutedValues(index, pieces, offsets, marks.piece_bit.clone(), size, heads, bounds)
+    return BlockPart(keys, routed, kind.cut), columns
 
 
 def _by_row(tensor: Tensor | None) -> tuple[int, int]:
@@ -349,14 +310,9 @@ def _by_row(tensor: Tensor | None) -> tuple[int, int]:
     return (0, 0) if tensor is None else (tensor.data_ptr(), tensor.nbytes // len(tensor))
 
 
-def _parted(marks: PlanMarks, alike: dict[tuple[int, ...], list[int]]) -> Sequence[Tensor | None]:
-    """Return the numbers of the rows that are alike, int64 [R] each, found on the device; None: all rows are."""
-    if len(alike) == 1:
-        return [None]
-    counts_RK = torch.stack([kind.marks_RM.sum(-1) for kind in marks.kinds], -1)
-    same_RR = (counts_RK[:, None] == counts_RK).all(-1)
-    order_R = same_RR.int().argmax(-1).sort(stable=True).indices
-    return torch.split(order_R, [len(members) for members in alike.values()])
+def _sent(numbers: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return numbers on a device, which the host does not wait for."""
+    return torch.tensor(numbers, dtype=dtype).to(device, non_blocking=True)
 
 
 def _channels(plan: LayerPlan, count: int) -> Tensor | None:

@@ -274,10 +274,6 @@ BLOCK = 128  # rows of the attention matrix that exist at a time
 DEVICES = ("cuda",)  # whose numbers the host does not read here, layer after layer: it would wait for all work before
 
 
-def _unread(tensor: Tensor) -> bool:
-    return tensor.device.type in DEVICES
-
-
 @torch.no_grad()
 def attention_rows(
     query_BHNd: Tensor,
@@ -308,7 +304,7 @@ def attention_rows(
     if surely:
         return probabilities
     blind_BW = ~seen_BWN.any(-1)
-    if _unread(blind_BW) or bool(blind_BW.any()):  # seldom needed; a device would wait longer to hear so
+    if blind_BW.device.type in DEVICES or bool(blind_BW.any()):  # seldom needed; a device would wait longer to hear so
         probabilities = probabilities.masked_fill(blind_BW[:, None, :, None], 0.0)
     return probabilities
 
@@ -372,7 +368,7 @@ def _blocks_of_rows(
 ) -> Iterator[tuple[Tensor, int, int]]:
     """Yield marked rows, [B, W] (-1: none), the number of first keys that they may see, and of those they surely do."""
     length = rows_BN.shape[1]
-    if _unread(rows_BN):
+    if rows_BN.device.type in DEVICES:
         few = most is not None and 2 * most < length
         every_R = torch.arange(length, device=rows_BN.device)
         index_BR = _marked(rows_BN, most) if few else every_R.where(rows_BN, -1)

@@ -26,11 +26,11 @@ from subtoken_train.kernels.row_table import DTYPES
 FIELDS: tl.constexpr = tl.constexpr(10)  # of a row and kind, as ``cache/pack.py`` writes them
 COUNT: tl.constexpr = tl.constexpr(0)  # entries that the row stores of the kind
 CUT: tl.constexpr = tl.constexpr(1)  # whether their keys are cut
-KEYS: tl.constexpr = tl.constexpr(2)  # addresses of the row's own part, as all that follow but STARTS; 0: there is none
+KEYS: tl.constexpr = tl.constexpr(2)  # addresses of the row's own part, as all that follow; 0: there is none
 KEY_SCALES: tl.constexpr = tl.constexpr(3)
 VALUES: tl.constexpr = tl.constexpr(4)
 VALUE_SCALES: tl.constexpr = tl.constexpr(5)
-STARTS: tl.constexpr = tl.constexpr(6)  # where in the table the first number of each piece stands; 0: values are whole
+STARTS: tl.constexpr = tl.constexpr(6)  # of the first number of each piece, int32; 0: values are whole
 INDEX: tl.constexpr = tl.constexpr(7)
 INDEX_BYTES: tl.constexpr = tl.constexpr(8)
 POSITIONS: tl.constexpr = tl.constexpr(9)
@@ -68,7 +68,7 @@ def _store_vectors(vectors, data, scales, place, there, width, BITS: tl.constexp
 
 @triton.jit
 def _pack_pieces(
-    own, table, starts, flags, counted, piece_bit, fill, from_value, row, head, of_kind, place, stands, there, entries,
+    own, starts, flags, counted, piece_bit, fill, from_value, row, head, of_kind, place, stands, there, entries,
     bits, FILLED: tl.constexpr, WIDTH: tl.constexpr, PIECE: tl.constexpr, BITS: tl.constexpr, CODES: tl.constexpr,
     HEADS: tl.constexpr, PIECE_COUNT: tl.constexpr, PIECE_TILE: tl.constexpr,
 ):  # fmt: skip
@@ -79,7 +79,7 @@ def _pack_pieces(
     flagged = flags + (row * bits + bit)[None, :] * entries + place[:, None]
     stored = (tl.load(flagged, mask=both, other=0) != 0) & both
     before = counted + (of_kind * bits + bit)[None, :] * entries + place[:, None]
-    first = tl.load(table + starts + of_row, mask=owned, other=0)
+    first = tl.load(starts.to(tl.pointer_type(tl.int32)) + of_row, mask=owned, other=0).to(tl.int64)
     number = first[None, :] + tl.load(before, mask=stored, other=1) - 1
     channel = piece[:, None] * PIECE + within[None, :]
     mask = stored[:, :, None] & (within < PIECE)[None, None, :]
@@ -154,7 +154,7 @@ def pack_entries(
             _store_vectors(vectors, data, scales, stands, there, WIDTH, BITS)
         elif ROUTED:
             _pack_pieces(
-                own, table, starts, flags, counted, piece_bit, fill, from_value, row, head, of_kind, place, stands,
+                own, starts, flags, counted, piece_bit, fill, from_value, row, head, of_kind, place, stands,
                 there, entries, bits, FILLED, WIDTH, PIECE, BITS, CODES, HEADS, PIECE_COUNT, PIECE_TILE,
             )  # fmt: skip
         if (head == 0) & (index != 0):
@@ -183,14 +183,10 @@ def launch_packing(
     routed: int,
     most: int,
 ) -> None:
-    """Write a layer's entries where the table says.
+    """Write a layer's entries where the table says; the first ``routed`` kinds store ``pieces`` of a head.
 
-    Args:
-        states: keys and values, [B, h, N, d].
-        marks_KRM: which entries are of each kind; the first ``routed`` kinds store their flags.
-        beside: bits of pieces, int32 [P]; numbers of channels [R, c, k]; positions, int32 [B, N]; fill [R, c, 1, d].
-        pieces: of a head.
-        most: entries of a kind that a row stores at most.
+    ``beside``: bits of pieces, int32 [P]; numbers of channels, [R, c, k]; positions, int32 [B, N]; fill, [R, c, 1, d].
+    ``most``: entries of a kind that a row stores at most.
     """
     (batch, kv_heads, length, width), (kinds, rows, entries) = states[0].shape, marks_KRM.shape
     key, value = (each if each.stride(-1) == 1 else each.contiguous() for each in states)
