@@ -71,9 +71,11 @@ class KVCompose(Eviction):
                 raise ValueError(f"kvcompose {half}=False needs structured=True: without it every head is on its own")
 
     def score(self, view: View) -> Scores:
-        rows_BN = view.entries_BN if self.task == "causal" else task_rows(view.regions_BN)
+        among = None if self.task == "causal" else task_rows
+        rows_BN = view.entries_BN if among is None else among(view.regions_BN)
         norm_BhN = view.value_norms() if self.value_norm else None
-        scores_BhN = head_scores(view.received(rows_BN, largest=True), view.key_BhNd.shape[1], norm_BhN)
+        received_BHN = view.received(rows_BN, largest=True, among=among)
+        scores_BhN = head_scores(received_BHN, view.key_BhNd.shape[1], norm_BhN)
         mean = view.head_mean(scores_BhN)
         return Scores(scores_BhN + mean if self.composite else mean, torch.zeros_like(view.entries_BN))
 

@@ -75,7 +75,8 @@ class Finch(Eviction):
     def score(self, view: View) -> Scores:
         asking_BN = task_rows(view.regions_BN)
         weight_BN = view.entries_BN.cumsum(-1).float() if self.normalise else None
-        sums_BHN = view.received(asking_BN, weight_BN=weight_BN) / asking_BN.sum(-1).clamp(min=1)[:, None, None]
+        sums_BHN = view.received(asking_BN, weight_BN=weight_BN, among=task_rows)
+        sums_BHN = sums_BHN / asking_BN.sum(-1).clamp(min=1)[:, None, None]
         scores_BhN = over_groups(sums_BHN, view.key_BhNd.shape[1])
         return Scores(scores_BhN.masked_fill(asking_BN[:, None], 0.0), asking_BN)
 

@@ -3,7 +3,7 @@
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, L layers.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -56,7 +56,8 @@ class AirCache(Eviction):
     def score(self, view: View) -> Scores:
         visual_BN = view.regions_BN == Region.VISUAL
         observers_BN = self.observers(view)
-        importance_BN = importance(view, observers_BN, visual_BN)
+        among = None if self.window == "visual" else task_rows
+        importance_BN = importance(view, observers_BN, visual_BN, among)
         notes = {"strength": importance_BN.sum(-1), "skewness": skewness(importance_BN, visual_BN)}
         return Scores(importance_BN[:, None], view.entries_BN & ~visual_BN, notes=notes)
 
@@ -80,9 +81,11 @@ class AirCache(Eviction):
         return divided(layer_weights(strength, skewness, self.budgets) * candidates.budget_LB, candidates)
 
 
-def importance(view: View, observers_BN: Tensor, visual_BN: Tensor) -> Tensor:
+def importance(
+    view: View, observers_BN: Tensor, visual_BN: Tensor, among: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
     """Return the observers' mean attention to each visual entry (equations 7, 8), over heads too, [B, N]; else 0."""
-    received_BN = view.received(observers_BN, visual_BN | observers_BN).mean(1)
+    received_BN = view.received(observers_BN, visual_BN | observers_BN, among=among).mean(1)
     return (received_BN / observers_BN.sum(-1, keepdim=True).clamp(min=1)).masked_fill(~visual_BN, 0.0)
 
 
@@ -237,8 +240,8 @@ class TGVKV(Eviction):
         if self.released:
             return released_scores(view)
         visual_BN = view.regions_BN == Region.VISUAL
-        text_BN = view.entries_BN & ~visual_BN
-        from_text_BN, from_vision_BN = view.received(text_BN).mean(1), None
+        text_BN = text_rows(view.regions_BN)
+        from_text_BN, from_vision_BN = view.received(text_BN, among=text_rows).mean(1), None
         if "VV" in (self.budgets, self.importance[:2]):
             from_vision_BN = view.received(visual_BN).mean(1)
         measured = {"TV": (from_text_BN, visual_BN), "VV": (from_vision_BN, visual_BN), "TT": (from_text_BN, text_BN)}
@@ -247,7 +250,8 @@ class TGVKV(Eviction):
         if self.importance == "TV+TT":
             weight_BN = text_weights(from_text_BN, text_BN)
             weight_BN = weight_BN / weight_BN.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
-            text_score_BN, visual_score_BN = from_text_BN, view.received(text_BN, weight_BN=weight_BN).mean(1)
+            text_score_BN = from_text_BN
+            visual_score_BN = view.received(text_BN, weight_BN=weight_BN, among=text_rows).mean(1)
         elif self.importance == "VV+TT":
             assert from_vision_BN is not None
             text_score_BN, visual_score_BN = from_text_BN, from_vision_BN
@@ -274,14 +278,20 @@ class TGVKV(Eviction):
         return released_counts(claims(scores), candidates.budget_LB.sum(0), most_LB).clamp(min=1).minimum(most_LB)
 
 
+def text_rows(regions_BN: Tensor) -> Tensor:
+    """Entries that are no visual tokens, bool [B, N]."""
+    return (regions_BN != Region.PADDING) & (regions_BN != Region.VISUAL)
+
+
 def released_scores(view: View) -> Scores:
     """Score as the released code does, see ``TGVKV``."""
     visual_BN = view.regions_BN == Region.VISUAL
     started_BN, going_on_BN = visual_BN.cumsum(-1) > 0, visual_BN.flip(-1).cumsum(-1).flip(-1) > 0
     before_BN, visual_BN = (view.entries_BN & part_BN & going_on_BN for part_BN in (~started_BN, started_BN))
     rows_BN = task_rows(view.regions_BN)
-    from_text_BN = view.received(rows_BN).mean(1)
-    visual_score_BN = view.received(rows_BN, weight_BN=text_weights(from_text_BN, rows_BN)).mean(1)
+    from_text_BN = view.received(rows_BN, among=task_rows).mean(1)
+    weight_BN = text_weights(from_text_BN, rows_BN)
+    visual_score_BN = view.received(rows_BN, weight_BN=weight_BN, among=task_rows).mean(1)
     text_score_BN = torch.where(before_BN, view.received(view.entries_BN).mean(1), from_text_BN) + TEXT_BONUS
     scores_BN = torch.where(view.entries_BN & ~visual_BN, text_score_BN, visual_score_BN.masked_fill(~visual_BN, 0.0))
     vision_B = from_text_BN.masked_fill(~visual_BN, 0.0).sum(-1)

@@ -271,6 +271,7 @@ def _mask_slope(
 
 
 BLOCK = 128  # rows of the attention matrix that exist at a time
+DEVICES = ("cuda",)  # whose numbers the host does not read here, layer after layer: it would wait for all work before
 
 
 @torch.no_grad()
@@ -303,7 +304,7 @@ def attention_rows(
     if surely:
         return probabilities
     blind_BW = ~seen_BWN.any(-1)
-    if blind_BW.is_cuda or bool(blind_BW.any()):  # seldom needed; a device would wait longer to hear so
+    if blind_BW.device.type in DEVICES or bool(blind_BW.any()):  # seldom needed; a device would wait longer to hear so
         probabilities = probabilities.masked_fill(blind_BW[:, None, :, None], 0.0)
     return probabilities
 
@@ -327,8 +328,8 @@ def attention_blocks(
         yield index_BW, attention_rows(query_BHNd, key_BhNd, index_BW, keys_BN, scale, offset, window)
 
 
-def _marked(rows_BN: Tensor) -> Tensor:
-    index_BR, valid_BR = kept_index(rows_BN, pad_left=False)
+def _marked(rows_BN: Tensor, most: int | None = None) -> Tensor:
+    index_BR, valid_BR = kept_index(rows_BN, pad_left=False, longest=most)
     return index_BR.masked_fill(~valid_BR, -1)
 
 
@@ -342,20 +343,17 @@ def attention_received(
     window: SlidingWindow | None = None,
     weight_BN: Tensor | None = None,
     largest: bool = False,
+    most: int | None = None,
 ) -> Tensor:
     """Attention that each key receives from the marked rows, the sum or the largest, [B, H, K] in fp32; 0 without rows.
 
-    ``weight_BN`` multiplies each row's. Of a block of rows nothing is computed beyond the last key that it may see.
+    ``weight_BN`` multiplies each row's. ``most``: rows that a sample marks at most, where that is known: few are
+    computed alone on a GPU too, which nothing is read from.
     """
-    index_BR, whole = _marked(rows_BN), window is None and bool(keys_BN.all())
-    first_R, last_R = (each.tolist() for each in (index_BR + offset).aminmax(dim=0))
     found_BHK = torch.zeros(*query_BHNd.shape[:2], key_BhNd.shape[2], device=key_BhNd.device)
     states, heads = (query_BHNd, key_BhNd.float(), found_BHK), 1 if key_BhNd.is_cuda else key_BhNd.shape[1]
     parts = list(zip(*(each.chunk(heads, 1) for each in states), strict=True))  # a CPU's caches hold those of one head
-    for start in range(0, len(last_R), BLOCK):
-        own = slice(start, start + BLOCK)
-        index_BW, end, first = index_BR[:, own], max(last_R[own]) + 1, min(first_R[own])
-        surely = first + 1 if whole and first >= offset else 0
+    for index_BW, end, surely in _blocks_of_rows(rows_BN, keys_BN, offset, window, most):
         for query, key, into in parts:
             rows = attention_rows(query, key[:, :, :end], index_BW, keys_BN[:, :end], scale, offset, window, surely)
             if weight_BN is not None:
@@ -363,6 +361,27 @@ def attention_received(
             seen = into[..., :end]
             seen.copy_(torch.maximum(seen, rows.amax(2)) if largest else seen + rows.sum(2))
     return found_BHK
+
+
+def _blocks_of_rows(
+    rows_BN: Tensor, keys_BN: Tensor, offset: int, window: SlidingWindow | None, most: int | None
+) -> Iterator[tuple[Tensor, int, int]]:
+    """Yield marked rows, [B, W] (-1: none), the number of first keys that they may see, and of those they surely do."""
+    length = rows_BN.shape[1]
+    if rows_BN.device.type in DEVICES:
+        few = most is not None and 2 * most < length
+        every_R = torch.arange(length, device=rows_BN.device)
+        index_BR = _marked(rows_BN, most) if few else every_R.where(rows_BN, -1)
+        for start in range(0, index_BR.shape[1], BLOCK):
+            stop = length if few else min(start + BLOCK, length)
+            yield index_BR[:, start : start + BLOCK], offset + stop, 0
+        return
+    index_BR, whole = _marked(rows_BN), window is None and bool(keys_BN.all())
+    first_R, last_R = (each.tolist() for each in (index_BR + offset).aminmax(dim=0))
+    for start in range(0, len(last_R), BLOCK):
+        own = slice(start, start + BLOCK)
+        first = min(first_R[own])
+        yield index_BR[:, own], max(last_R[own]) + 1, first + 1 if whole and first >= offset else 0
 
 
 def attention_paid(blocks: Iterator[tuple[Tensor, Tensor]], over_heads: Literal["mean", "max"] = "mean") -> Tensor:

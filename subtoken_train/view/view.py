@@ -14,12 +14,13 @@ heads, h key-value heads, d head width, D model width, W chosen rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from subtoken_train.errors import unknown_name
 from subtoken_train.functional.causal_attention import (
@@ -215,13 +216,21 @@ class View:
         keys_BN: Tensor | None = None,
         weight_BN: Tensor | None = None,
         largest: bool = False,
+        among: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
         """Return the attention that each entry receives from all marked rows, [B, H, N], see ``attention_received``.
 
-        ``rows_BN`` is None: from the rows of a second pass's task, which see each other, too.
+        ``rows_BN`` is None: from the rows of a second pass's task, which see each other, too. ``among`` marks rows by
+        their regions, the given ones among them: how many is read from the device once for all layers of these rows.
         """
         weight_BN = None if weight_BN is None else weight_BN[:, self._first :]
-        received_BHK = attention_received(*self._asking(rows_BN, keys_BN), weight_BN=weight_BN, largest=largest)
+        asking, most = self._asking(rows_BN, keys_BN), None
+        if among is not None:
+            counts = _counted.setdefault(self.regions_BN, {})
+            if among not in counts:
+                counts[among] = int(among(self.regions_BN).sum(-1).max())
+            most = counts[among]
+        received_BHK = attention_received(*asking, weight_BN=weight_BN, largest=largest, most=most)
         return received_BHK[..., : self.regions_BN.shape[1]]
 
     def _asking(
@@ -311,6 +320,9 @@ class View:
 for _each in fields(View):
     if _each.default is ABSENT:
         delattr(View, _each.name)  # what a place lacks is then read by __getattr__
+
+_counted: MutableMapping[Tensor, dict[Callable[[Tensor], Tensor], int]] = WeakTensorKeyDictionary()
+"""By the regions of some rows, which all layers that ran on them share: how many a rule marks of a sample at most."""
 
 LayerView = TaskView = OnlineView = View
 """Names of earlier versions, by which methods written for them import it."""

@@ -25,6 +25,7 @@ from tests.support.prompt_views import (
     plan,
     settings_for,
 )
+from tests.support.tape import unread
 from tests.support.truth_models import OwnSets
 
 SETTINGS = {
@@ -323,3 +324,21 @@ def test_heads_that_differ_are_refused():
         build_eviction("chunk(per_layer(ada(knorm)))", shares=[1])
     with pytest.raises(ValueError, match="heads of kvcompose keep different numbers"):
         build_eviction("chunk(kvcompose)", structured=False)
+
+
+@pytest.mark.parametrize("name", ["h2o", "elastic", "prefixkv", "finch", "kvcompose", "look_m", "aircache", "tgv_kv"])
+def test_of_a_gpu_one_number_is_read_for_all_layers(name, monkeypatch):
+    """Attention of all rows: the first layer counts which rows ask, the others read nothing, and score the same."""
+    aware = {"task": "aware"} if name == "kvcompose" else {"window": "last"} if name == "aircache" else {}
+    method = build_eviction(name, **{f"{name}.{key}": value for key, value in aware.items()})
+    prompts = [PROMPTS["text before and after"], PROMPTS["two images"]]
+    expected = [method.score(view) for view in layer_views(prompts, method.needs)]
+    views = layer_views(prompts, method.needs)
+    for view in views:
+        view.regions_BN = views[0].regions_BN  # as of all layers that run on the same rows
+    monkeypatch.setattr("subtoken_train.functional.causal_attention.DEVICES", ("cpu",))
+    method.score(views[0])
+    for view, plain in zip(views[1:], expected[1:], strict=True):
+        with unread():
+            found = method.score(view)
+        assert torch.allclose(found.scores_BhN, plain.scores_BhN, atol=1e-5)

@@ -1,5 +1,6 @@
 """Attention of some rows and of all is plain softmax; the gradient of a choice among keys."""
 
+from contextlib import nullcontext
 from unittest.mock import patch
 
 import pytest
@@ -22,6 +23,7 @@ from subtoken_train.functional.causal_attention import (
 )
 from tests.support.helpers import random_mask, random_scores
 from tests.support.shards import LargestTensor
+from tests.support.tape import unread
 
 
 @pytest.mark.parametrize("block", [1, 3, 100])
@@ -255,11 +257,16 @@ def test_blocks_are_the_dense_rows_and_keys_receive_their_columns(problem, block
     assert torch.equal(times, rows.long())
     assert torch.allclose(matrix, expected, atol=1e-6)
     weight = torch.arange(rows.numel()).view_as(rows) % 7 / 3
-    with patch("subtoken_train.functional.causal_attention.BLOCK", block):
-        sums, weighted, largest = (attention_received(*given, *how) for how in ((), (weight,), (None, True)))
-    for found, columns in ((sums, expected), (weighted, expected * weight[:, None, :, None])):
-        assert torch.allclose(found, columns.sum(2).float(), atol=1e-5)
-    assert torch.allclose(largest, expected.amax(2).float(), atol=1e-6)
+    most = data.draw(st.sampled_from([None, int(rows.sum(-1).max())]))
+    for device in ("cuda", "cpu"):  # what is done on such a device: of a GPU nothing is read
+        patched = patch.multiple("subtoken_train.functional.causal_attention", BLOCK=block, DEVICES=(device,))
+        with patched, unread() if device == "cpu" else nullcontext():
+            sums, weighted, largest = (
+                attention_received(*given, *how, most=most) for how in ((), (weight,), (None, True))
+            )
+        for found, columns in ((sums, expected), (weighted, expected * weight[:, None, :, None])):
+            assert torch.allclose(found, columns.sum(2).float(), atol=1e-5)
+        assert torch.allclose(largest, expected.amax(2).float(), atol=1e-6)
 
 
 def test_bf16_inputs_are_computed_in_fp32_and_large_scores_do_not_overflow():
