@@ -202,24 +202,6 @@ def test_texts_made_on_the_spot_need_no_folder(capsys):
     assert out.endswith("complete: 2 samples\n")
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["scenes", "--out", "x", "--seed", "-1"], "--seed is -1; it must be 0 to"),
-        (["llava665k"], "data llava665k needs the folder to check: --root PATH"),
-        (["images", "--root", "."], "data images needs the data file that names the images: --file PATH"),
-        (["wikitext103", "--root", ".", "--file", "x"], "--file does not apply to data wikitext103; leave it out"),
-        (["scenes", "--missing-list", "x"], "--missing-list does not apply to data scenes"),
-        (["ruler_synthetic", "--root", "x"], "task ruler_synthetic makes its samples itself; leave --root out"),
-        (["pop"], "unknown data set 'pop'. Did you mean 'pope'?"),
-        (["pope", "--option", "category"], "--option 'category' must be written KEY=VALUE"),
-        (["pope", "--option", "categori=all"], "unknown option of task pope 'categori'. Did you mean 'category'?"),
-    ],
-)
-def test_mistakes(capsys, argv, message):
-    assert message in refused(capsys, "data", *argv, reports=True)
-
-
 def test_the_page_lists_every_benchmark():
     page = (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
     lines = [line for line in page.splitlines() if line.startswith("| `")]

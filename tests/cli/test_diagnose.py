@@ -106,20 +106,3 @@ def test_a_backbone_alone(data, tmp_path, capsys, monkeypatch):
         for row in csv.DictReader(file):
             assert 0 <= float(row["prompt_sparsity"]) <= 1
             assert 0 <= float(row["body_coverage"]) <= 1
-
-
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        (["--adapter", ROUTED, "--eviction", "snapkv"], "--eviction snapkv needs --eviction-keep"),
-        (["--adapter", ROUTED, "--eviction-keep", "0.1"], "need --eviction NAME, for instance snapkv"),
-        (["--adapter", ROUTED, "--protocol", "query_aware"], "--protocol needs --eviction NAME"),
-        (["--adapter", "nowhere"], "not an adapter folder"),
-        (["--backbone", TINY], "a backbone alone has no routers to show: add --eviction NAME, for instance vl_cache"),
-    ],
-)
-def test_mistakes_are_one_line_and_write_nothing(data, tmp_path, capsys, argv, words):
-    out = tmp_path / "out"
-    given = [] if "--data" in argv else ["--data", data]
-    assert words in refused(capsys, "diagnose", *argv, *given, "--out", out)
-    assert not out.exists()

@@ -1,7 +1,5 @@
 """What is read from results folders, which are data: whatever stands in them is reported or refused in words."""
 
-import csv
-import io
 import json
 from pathlib import Path
 
@@ -13,7 +11,6 @@ from subtoken_train.evaluation.reporting.report import make_report
 from subtoken_train.evaluation.reporting.runs import read_results
 from tests.support.report_results import answers, facts, write_run
 
-ODD = [None, -1, 10**30, "x", [], {"a": {}}]
 MANIFEST, SAMPLES = "manifest.json", "samples-0-of-1.jsonl"
 
 
@@ -57,13 +54,6 @@ def change(results: Path, place: tuple, value: object, arm: str = "arm") -> str 
     first, *rest = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
     path.write_text("\n".join([with_value(json.loads(first), place, value), *rest, ""]))
     return report(results)
-
-
-def places(content: object, path: tuple = ()) -> list[tuple]:
-    """Every key of nested groups."""
-    if not isinstance(content, dict):
-        return []
-    return [place for key, value in content.items() for place in ((*path, key), *places(value, (*path, key)))]
 
 
 def test_scores_are_computed_anew_and_an_arm_is_spread_over_folders(tmp_path):
@@ -116,22 +106,6 @@ def test_runs_that_do_not_belong_together(tmp_path, changes, given, words):
     assert "holds no results (ARM/TASK/manifest.json" in refused(tmp_path / "absent")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("file", "step"), [(MANIFEST, 1), (SAMPLES, 2)])
-def test_any_value_anywhere_is_reported_or_refused(results, file, step):
-    assert report(results) is None
-    path = results / "arm" / "fake" / file
-    first, *rest = path.read_text().splitlines() if step == 2 else [path.read_text()]
-    refused = {}
-    for place in places(json.loads(first)):
-        for value in ODD[::step]:
-            path.write_text("\n".join([with_value(json.loads(first), place, value), *rest, ""]))
-            refused[(*place, repr(value))] = report(results)
-    if file == MANIFEST:
-        for place in (("arm", "nominal_kv"), ("rows",), ("schema",), ("arm", "reducer"), ("arm", "groups")):
-            assert all(refused[(*place, repr(value))] for value in (None, -1, "x", [], {"a": {}})), place
-
-
 BLANK = "arm: backbone is {!r}, which 'subtoken-train evaluate' does not write"
 
 
@@ -148,15 +122,6 @@ BLANK = "arm: backbone is {!r}, which 'subtoken-train evaluate' does not write"
 )  # fmt: skip
 def test_what_a_file_says_is_worded(results, place, value, words):
     assert words in str(change(results, place, value))
-
-
-@pytest.mark.parametrize(
-    ("name", "shown"), [("\x1b[31mred", "\\x1b[31mred"), ("a\nb", "a\\nb"), ("\u202egnp", "\\u202egnp"), ("ä b", "ä b")]
-)
-def test_names_that_act_on_a_terminal_are_written_out(results, name, shown):
-    assert change(results, ("arm", "adapter"), name) is None
-    rows = list(csv.DictReader(io.StringIO(report_csv(make_report([results])))))
-    assert {row["adapter"] for row in rows if row["arm"] == "arm"} == {shown}
 
 
 def test_answers_whose_manifest_is_gone_are_not_left_out(results):
