@@ -25,6 +25,7 @@ from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from tests.support.helpers import compress
 from tests.support.places import ROOT
+from tests.support.refusals import refuses
 from tests.support.text_families import text_batch, text_family
 
 
@@ -179,8 +180,7 @@ def test_two_layers_are_made_of_what_is_not_held_out(shallow):
         learned, held = (tuple(torch.cat(part) for part in zip(*some, strict=True)) for some in parts)
         for ours, expected in zip(net, two_layers(learned, held, 8, 0), strict=True):
             assert torch.allclose(ours, expected, atol=1e-6)
-    with pytest.raises(ValueError, match="needs two batches of prompts at least"):
-        calibrator.numbers(shallow, contexts[:1])
+    refuses("needs two batches of prompts at least", calibrator.numbers, shallow, contexts[:1])
 
 
 def test_targets_are_made_once_for_a_model_a_text_and_a_draw(shallow, tmp_path, monkeypatch):
@@ -218,5 +218,4 @@ def test_a_damaged_file_of_targets_is_named(shallow, tmp_path):
     whole = file.read_bytes()
     for bad in (b"", whole[:-1], whole[:90] + bytes([whole[90] ^ 1]) + whole[91:]):
         file.write_bytes(bad)
-        with pytest.raises(ValueError, match=rf"{file.name} is damaged: .*; remove it, and it is made again"):
-            own.numbers(shallow, contexts)
+        refuses(rf"{file.name} is damaged: .*; remove it, and it is made again", own.numbers, shallow, contexts)

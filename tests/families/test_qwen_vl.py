@@ -12,6 +12,7 @@ from PIL import Image
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from subtoken_train.types import Region
 from tests.support.helpers import compress
+from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 from tests.support.tiny.qwen import (
     glm_family,
@@ -78,8 +79,7 @@ def test_positions_of_several_images_and_text_on_either_side(family, records, pa
 def test_image_tokens_that_are_not_the_images_are_refused(family, records, grid):
     batch = qwen_batch(family, records)
     batch.image_grid_I3 = None if grid is None else torch.tensor(grid)
-    with pytest.raises(ValueError, match=r"runs of \[12, 15, 14\] image tokens in the batch of records one, two, text"):
-        family.positions(batch)
+    refuses(r"runs of \[12, 15, 14\] image tokens in the batch of records one, two, text", family.positions, batch)
 
 
 @torch.no_grad()
@@ -113,8 +113,7 @@ def test_images_are_padded_to_squares_where_that_is_asked_for(family):
     assert family.visual_tokens((40, 90)) == family.grid_tokens(grid[0].tolist())
     assert np.array_equal(np.asarray(family.framed(image)), np.asarray(square))
     assert family.visual_tokens((1, 2001)) == family.visual_tokens((2001, 2001))  # no side is 200 times the other
-    with pytest.raises(ValueError, match="is larger than 13,377 a side"):
-        family.visual_tokens((1, 60_000))
+    refuses("is larger than 13,377 a side", family.visual_tokens, (1, 60_000))
 
 
 @pytest.fixture(scope="module")

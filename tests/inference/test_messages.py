@@ -89,8 +89,7 @@ def test_regions_reach_the_cache():
     model.generate(**made, context_length=system + 10, max_new_tokens=2)
     assert int((model.last.batch.regions_BN == Region.CONTEXT).sum()) == 10 < context
     for wrong in (made["regions"][:, 1:], made["regions"].flip(-1), torch.full_like(made["regions"], 2), "system"):
-        with pytest.raises(ValueError, match=r"^regions must be \[1, \d+\] as input_ids are"):
-            model.generate(**{**made, "regions": wrong})
+        refuses(r"^regions must be \[1, \d+\] as input_ids are", model.generate, **{**made, "regions": wrong})
 
 
 @pytest.mark.parametrize("name", ["tiny", *REAL])
@@ -239,8 +238,7 @@ def test_messages_are_turns_for_a_model_that_sees(vlm_adapter):
     assert all(torch.equal(made[name], wanted[name]) for name in wanted)
     del part["image"]
     assert torch.equal(model.inputs([asked, *talk], [PICTURE])["input_ids"], wanted["input_ids"])
-    with pytest.raises(ValueError, match="message 3 is the system's where the assistant's is due"):
-        model.inputs([asked, talk[0]] * 2, PICTURE)
+    refuses("message 3 is the system's where the assistant's is due", model.inputs, [asked, talk[0]] * 2, PICTURE)
     refuses("raw is for language models", model.inputs, "hi", PICTURE, raw=True)
 
 
