@@ -72,10 +72,7 @@ def test_fewer_entries_than_inputs_and_one_that_never_changes():
 
 def test_examples_are_what_layers_read_and_the_logs_of_kvzip_s_scores(shallow):
     """Of the contexts alone: padding, the question and a prompt without a context count for nothing."""
-    family, batch = (
-        shallow.family,
-        text_batch([(20, 4, 0), (0, 5, 0), (9, 3, 0)], pad_left=True, seed=4),
-    )
+    family, batch = shallow.family, text_batch([(20, 4, 0), (0, 5, 0), (9, 3, 0)], pad_left=True, seed=4)
     contexts = contexts_of(batch)
     found = kvzip_examples(shallow, contexts)
     inputs = {}
@@ -90,12 +87,7 @@ def test_examples_are_what_layers_read_and_the_logs_of_kvzip_s_scores(shallow):
     ]
     compression = Compression(KVzip(), 0.5)
     eviction = EvictionPass(compression, family, contexts)
-    run_whole(
-        shallow,
-        contexts,
-        eviction,
-        LayerPacker(shallow, compression, PackedCache(2), 20),
-    )
+    run_whole(shallow, contexts, eviction, LayerPacker(shallow, compression, PackedCache(2), 20))
     for hook in hooks:
         hook.remove()
     marks = contexts.regions_BN == Region.CONTEXT

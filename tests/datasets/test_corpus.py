@@ -11,13 +11,7 @@ from datasets import Dataset
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from subtoken_train.datasets.corpus import (
-    CorpusSource,
-    iterate_blocks,
-    iterate_documents,
-    load_rows,
-    packed_blocks,
-)
+from subtoken_train.datasets.corpus import CorpusSource, iterate_blocks, iterate_documents, load_rows, packed_blocks
 from subtoken_train.datasets.text_batches import TextSample, collate_text, padding_id
 from subtoken_train.types import Region
 from tests.support.places import ROOT

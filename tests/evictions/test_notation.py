@@ -9,14 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subtoken_train.evictions import (
-    DEEPEST,
-    EVICTIONS,
-    WRAPPERS,
-    build_eviction,
-    notation_names,
-    setting_fields,
-)
+from subtoken_train.evictions import DEEPEST, EVICTIONS, WRAPPERS, build_eviction, notation_names, setting_fields
 from subtoken_train.evictions.snapkv import SnapKV
 from subtoken_train.evictions.wrappers import Ada, CriticalKV
 from subtoken_train.view.method import _words

@@ -9,12 +9,7 @@ from subtoken_train.families.tiles import TileLayout
 from subtoken_train.families.towers import class_attention
 from subtoken_train.ledger.kv_budget import kept_count
 from subtoken_train.reducers import build_reducer
-from subtoken_train.reducers.tower import (
-    contextual_tokens,
-    dominant_tokens,
-    tile_shares,
-    zipped_tiles,
-)
+from subtoken_train.reducers.tower import contextual_tokens, dominant_tokens, tile_shares, zipped_tiles
 from subtoken_train.types import Region, VisualStates
 from tests.support.helpers import check_alone, compress, make_batch, unread
 from tests.support.sampling import sampled
