@@ -177,8 +177,7 @@ def test_two_layers_are_made_of_what_is_not_held_out(shallow):
 
 def test_targets_are_made_once_for_a_model_a_text_and_a_draw(shallow, tmp_path, monkeypatch):
     contexts = [contexts_of(text_batch([(30, 2, 0), (20, 2, 0)], seed=seed)) for seed in range(3)]
-    plain = ScorerCalibrator(positions=12)
-    expected, runs = plain.numbers(shallow, contexts), []
+    expected, runs = ScorerCalibrator(positions=12).numbers(shallow, contexts), []
 
     def counted(*states):
         runs.append(1)

@@ -83,8 +83,7 @@ def truth(backbone, ids, gates_N, late_NN):
         logits = family.model(input_ids=ids[None], use_cache=False).logits[0]
     for hook in hooks:
         hook.remove()
-    share = torch.stack(closed)[..., gates_N].float().mean()
-    assert 0.1 < share < 0.9
+    assert 0.1 < torch.stack(closed)[..., gates_N].float().mean() < 0.9
     return logits
 
 

@@ -85,8 +85,7 @@ def test_any_scope(method, scope):
     scores = [method.score(view) for view in views]
     regions = [view.regions_BN for view in views]
     competes = [codes == Region.VISUAL if scope == "visual" else codes > 0 for codes in regions]
-    budget = torch.stack([each.sum(-1) // 3 for each in competes])
-    candidates = Candidates(regions, competes, budget)
+    candidates = Candidates(regions, competes, torch.stack([each.sum(-1) // 3 for each in competes]))
     counts, kept = method.counts(scores, candidates), method.keep(scores, candidates)
     for layer, view in enumerate(views):
         assert ((kept[layer] & competes[layer][:, None]).sum(-1) == by_head(counts)[layer]).all()

@@ -236,8 +236,7 @@ def test_scores_by_hand():
     """A plain loop over rows and heads; the ends of every sample are protected, whatever the padding."""
     method = Elastic(sinks=2, recent=3)
     for pad in ("left", "right"):
-        views = layer_views(list(PROMPTS.values()), method.needs, pad)
-        for view in views:
+        for view in layer_views(list(PROMPTS.values()), method.needs, pad):
             found = method.score(view)
             for sample, entries, matrix, _, _ in samples(view):
                 torch.testing.assert_close(found.scores_BhN[sample, 0][entries], matrix.mean(0).sum(0))

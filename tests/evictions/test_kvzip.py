@@ -71,8 +71,7 @@ def test_tasks_repeat_every_chunk_once():
     assert places(second.about_BN) == [[6], [6, 7], []]
     for task in (first, second):
         assert task.pieces[-1] is task.about_BN
-    third = KVzip(chunk=11).tasks(torch.full((1, 40), C))[2]
-    assert places(third.pieces[1]) == [list(range(14, 22))]
+    assert places(KVzip(chunk=11).tasks(torch.full((1, 40), C))[2].pieces[1]) == [list(range(14, 22))]
 
 
 def task_view(regions_BN, about_BN, rows_BS, seed=0):
@@ -150,8 +149,7 @@ def found(seed, layers=3, levels=None):
 def test_pools(level, pool, seed):
     """One entry of every head, then the best of a pool; whole heads come in the order of their best entries."""
     scores, candidates = found(seed * 10)
-    method = KVzip(pool=pool, level=level)
-    kept = method.keep(scores, candidates)
+    kept = KVzip(pool=pool, level=level).keep(scores, candidates)
     for sample, budget in enumerate((6, 3)):
         layers = list(zip(scores, kept, candidates.competes_LBN, strict=True))
         runs = [

@@ -180,8 +180,7 @@ def test_window_counts_only_where_it_competes():
     competes = torch.arange(60)[None] < 50
     method = build_eviction("pyramidkv", window=8)
     scores = [Scores(torch.zeros(1, 1, 60), torch.arange(60)[None] >= 52)] * 3
-    budget = torch.full((3, 1), 20)
-    candidates = Candidates([torch.full((1, 60), 2)] * 3, [competes] * 3, budget)
+    candidates = Candidates([torch.full((1, 60), 2)] * 3, [competes] * 3, torch.full((3, 1), 20))
     assert method.counts(scores, candidates)[:, 0].tolist() == [39, 20, 1]
     window = [Scores(torch.zeros(1, 1, 60), torch.arange(60)[None] >= 45)] * 3
     assert method.counts(window, candidates)[:, 0].tolist() == [35, 20, 5]

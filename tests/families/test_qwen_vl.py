@@ -129,8 +129,7 @@ def batch_with(deep_family, *pictures):
 def test_deep_features_meet_the_rows_that_are_there_and_count(deep_family):
     """Rows that a reducer drops take theirs along: what stays runs as if by transformers' decoder with these alone."""
     batch = batch_with(deep_family, *PICTURES)
-    backbone = compress(deep_family, name="fastv", keep_ratio=0.25)
-    result = backbone.run(batch)
+    result = compress(deep_family, name="fastv", keep_ratio=0.25).run(batch)
     kept = result.rows.index_BM[0]
     states = deep_family.visual_states(batch)
     deep_nTD = torch.cat(states.deep, 1)
@@ -145,8 +144,7 @@ def test_deep_features_meet_the_rows_that_are_there_and_count(deep_family):
     expected = deep_family.decoder(**settings, visual_pos_masks=shown[None], deepstack_visual_embeds=features)
     found = deep_family.decoder.norm(result.hidden_BMD)
     torch.testing.assert_close(found, expected.last_hidden_state, rtol=1e-4, atol=1e-4)
-    without = deep_family.decoder(**settings).last_hidden_state
-    assert (found - without).abs().max() > 0.1
+    assert (found - deep_family.decoder(**settings).last_hidden_state).abs().max() > 0.1
 
 
 def test_merged_tokens_keep_their_targets_deep_features(deep_family):
@@ -159,8 +157,7 @@ def test_merged_tokens_keep_their_targets_deep_features(deep_family):
     )
     assert len(merged.tokens[0]) == int(merged.slots[0].sum()) == int((result.rows.regions_BM == Region.VISUAL).sum())
     shown = batch.regions_BN[0, kept] == Region.VISUAL
-    expected = states.deep[0][:, merged.slots[0]]
-    assert torch.equal(result.rows.deep_nBMD[:, 0, shown], expected)
+    assert torch.equal(result.rows.deep_nBMD[:, 0, shown], states.deep[0][:, merged.slots[0]])
     assert not result.rows.deep_nBMD[:, 0, ~shown].any()
 
 

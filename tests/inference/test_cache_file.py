@@ -217,8 +217,7 @@ def parts(path):
 
 
 def forged(path, record, tensors):
-    text = json.dumps(record)
-    save_file(tensors, path, sealed(text, tensors))
+    save_file(tensors, path, sealed(json.dumps(record), tensors))
     return path
 
 

@@ -197,8 +197,7 @@ def test_golden_streaming_llm(shared, call):
     params, tensors = load(shared, "streamingllm_original")
     places = tensors[f"kept_positions_{call}" + ("" if call == "call" else f"_{params['num_coming']}")]
     method = build_eviction("streaming_llm", sinks=params["start_size"])
-    view = golden_view(method, tensors)
-    keep_BhN = keep_of(method, [view], places.shape[-1])[0]
+    keep_BhN = keep_of(method, [golden_view(method, tensors)], places.shape[-1])[0]
     cached, position = tensors["keys"], torch.arange(params["T"]).expand(params["B"], -1)
     inv_freq = 10000.0 ** (-torch.arange(0, params["D"], 2) / params["D"])
     rotate = partial(rope, width=params["D"], theta=10000.0)

@@ -83,8 +83,7 @@ def test_regions_reach_the_cache():
     system, context = (int((made["regions"] == region).sum()) for region in (Region.SYSTEM, Region.CONTEXT))
     assert torch.equal(model.last.batch.regions_BN, made["regions"])
     for layer in model.last.plan.layers:
-        kept = layer.entries_BN[0]
-        assert set(range(system)) <= set(kept.tolist())
+        assert set(range(system)) <= set(layer.entries_BN[0].tolist())
     assert model.cache_report().realised_fraction == pytest.approx(0.25, abs=0.01)
     model.generate(**made, context_length=system + 10, max_new_tokens=2)
     assert int((model.last.batch.regions_BN == Region.CONTEXT).sum()) == 10 < context

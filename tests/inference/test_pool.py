@@ -181,8 +181,7 @@ def test_mistakes_are_worded_and_leave_a_pool_that_goes_on(places, words):
     pool, (name, options) = ModelPool(), WRONG[words]
     pool.get(places["stages"])
     refuses(words, lambda: pool.get(places[name], **options))
-    plain = pool.get(places["backbone"])
-    assert_untouched(plain.family, BackboneConfig(path=str(places["backbone"])))
+    assert_untouched(pool.get(places["backbone"]).family, BackboneConfig(path=str(places["backbone"])))
     refuses("device", ModelPool, "gpu7")
 
 

@@ -67,8 +67,7 @@ def test_what_is_not_whole_is_ignored_and_named(tmp_path):
 def test_a_half_written_one_is_written_anew(tmp_path):
     (begin(tmp_path, 1) / "old").write_text("")
     (tmp_path / "step-1").mkdir()  # its marker is gone
-    folder = written(tmp_path, 1)
-    assert sorted(item.name for item in folder.iterdir()) == ["COMPLETE", "state.ckpt"]
+    assert sorted(item.name for item in written(tmp_path, 1).iterdir()) == ["COMPLETE", "state.ckpt"]
 
 
 def test_older_ones_and_rubbish_go(tmp_path):

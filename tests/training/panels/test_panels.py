@@ -65,8 +65,7 @@ def parameter(values, gradient=None):
 
 def record(device="cpu", state=None, kept=None, rows=((1, 2, 4), (1, 2, 4))):
     """Two samples, 5 and 3 tokens, of which 3 and 3 ran."""
-    codes = [[1, 2, 2, 2, 4], [1, 2, 4, 0, 0]]
-    regions = torch.tensor(codes, device=device)
+    regions = torch.tensor([[1, 2, 2, 2, 4], [1, 2, 4, 0, 0]], device=device)
     rows_regions = torch.tensor(rows, device=device)
     rows = Rows.whole(rows_regions, rows_regions)
     return StepRecord(regions, rows, [(0, 2, rows)], state, kept or {})
