@@ -177,10 +177,7 @@ KEEP = (0.004, 0.125, 0.3, 0.5, 0.99)
 
 @pytest.mark.parametrize("name", METHODS)
 def test_all_of_a_budget_is_spent_and_nothing_more(name):
-    """With every method's own windows, pages, chunks and pyramids, which all shrink to what the budget leaves.
-
-    An entry of a layer without a set for each head is one of all its heads.
-    """
+    """Methods' windows, pages, chunks and pyramids shrink to the budget; what heads share counts for each of them."""
     method = build_eviction(name, **{
         f"{part}.{key}": value for part in name.replace(")", "").split("(")
         for key, value in SETTINGS.get(part, {}).items()
