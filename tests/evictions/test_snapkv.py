@@ -113,11 +113,7 @@ def test_golden_places(shared):
 
 
 def test_golden_original_counts(shared):
-    """All rows; and where the original's total is the budget, the exact pyramid is the same one.
-
-    Where its total is more, which is why it is not the default, the exact pyramid still meets the budget. Where the
-    original fails (-1), there is nothing to compare.
-    """
+    """But where it fails (-1): the exact pyramid is the same, or the original's total is more than the budget."""
     cases = table_cases(shared, "pyramidkv_factory_budgets")
     cases = {case: counts for case, counts in cases.items() if -1 not in counts}
     worst, surplus = 0, []
