@@ -134,8 +134,7 @@ def test_forms_of_a_choice(name):
 def test_samples_that_are_not_there_are_worded():
     cache, _ = filled("own")
     for index, words in (([3], "the cache holds 3 samples"), ([], "one or more numbers"), ([[0]], "one or more")):
-        with pytest.raises(ValueError, match=words):
-            cache.batch_select_indices(torch.tensor(index, dtype=torch.long))
+        refuses(words, cache.batch_select_indices, torch.tensor(index, dtype=torch.long))
     refuses("not 0 times", cache.batch_repeat_interleave, 0)
     empty = PackedCache(2)  # as transformers' own caches do before they hold anything
     empty.batch_select_indices(torch.tensor([0]))

@@ -97,8 +97,7 @@ def test_rounded_pieces_of_an_entry_share_a_scale(seed, sets, layout, shape, sha
 
 def counted(state: Dense, sample: int) -> tuple[int, int, int]:
     """(whole slices, partly stored slices, channels of the latter) of a sample, entry by entry."""
-    heads = state.key.shape[1]
-    keep_hN = state.keep[sample].expand(heads, -1)
+    keep_hN = state.keep[sample].expand(state.key.shape[1], -1)
     whole_N = torch.ones(keep_hN.shape[1], dtype=torch.bool)
     if state.groups is not None:
         whole_N = state.groups[sample].all(-1)

@@ -130,10 +130,8 @@ def test_answers_tell_of_the_cells_of_their_scenes(llava):
     """A token for every word of the tiny model: three for each object, in order, and an end that tells of none."""
     for number in range(3):
         objects = draw_scene(np.random.default_rng([0, number]), "train").objects
-        record = scene_record(np.random.default_rng([0, number]), number)
-        batch = Collator(llava, 512)([record])
-        answer = batch.labels_BN[0][batch.labels_BN[0] >= 0].tolist()
-        cells = told_cells(llava.tokenizer, answer)
+        batch = Collator(llava, 512)([scene_record(np.random.default_rng([0, number]), number)])
+        cells = told_cells(llava.tokenizer, batch.labels_BN[0][batch.labels_BN[0] >= 0].tolist())
         assert [cell for cell in cells if cell >= 0] == [item.cell for item in objects for _ in range(3)]
         index_BW, needle_BWN = VisualCalibrator().needles(llava, batch)
         assert index_BW[0].tolist() == [i - 1 for i in (batch.labels_BN[0] >= 0).nonzero()[:, 0]][: index_BW.shape[1]]

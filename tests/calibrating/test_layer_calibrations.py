@@ -56,8 +56,7 @@ def test_shares_are_the_mean_of_the_prompts_own(backbone):
         batch = single(sample, seed)
         context, shares = batch.regions_BN[0] == Region.CONTEXT, []
         for keep in KEEP:
-            cache = PackedCache(3)
-            layers = prefill(backbone, batch, cache, Compression(PrefixKV(), keep)).plan.layers
+            layers = prefill(backbone, batch, PackedCache(3), Compression(PrefixKV(), keep)).plan.layers
             kept = [context[layer.entries_BN[0]] for layer in layers]
             shares.append([int(marks.sum()) / sample[0] for marks in kept])
         rows.append(shares)

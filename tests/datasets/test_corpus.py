@@ -11,13 +11,7 @@ from datasets import Dataset
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from subtoken_train.datasets.corpus import (
-    CorpusSource,
-    iterate_blocks,
-    iterate_documents,
-    load_rows,
-    packed_blocks,
-)
+from subtoken_train.datasets.corpus import CorpusSource, iterate_blocks, iterate_documents, load_rows, packed_blocks
 from subtoken_train.datasets.text_batches import TextSample, collate_text, padding_id
 from subtoken_train.types import Region
 from tests.support.places import ROOT
@@ -61,16 +55,14 @@ def test_blocks_are_the_stream_of_documents_and_ends(byte_tokenizer, bos, texts,
 
 def test_many_documents_are_tokenised_together_without_losing_any(byte_tokenizer):
     texts = [f"document {i}" for i in range(700)]
-    blocks = list(iterate_blocks(texts, byte_tokenizer(), 16))
-    joined = [i for block in blocks for i in block[1:]]
+    joined = [i for block in iterate_blocks(texts, byte_tokenizer(), 16) for i in block[1:]]
     assert joined == stream(texts, byte_tokenizer())[: len(joined)]
 
 
 def test_wikitext_lines_become_articles():
     lines = [" \n", " = A = \n", " \n", " text \n", " = not a title = \n", " \n", " = = Section = = \n", " \n"]
     lines += [" = B ( film ) = \n", " \n", " end \n"]
-    source = CorpusSource("x", documents="wikitext")
-    articles = documents([{"text": line} for line in lines], source)
+    articles = documents([{"text": line} for line in lines], CorpusSource("x", documents="wikitext"))
     assert articles == ["".join(lines[1:8]), "".join(lines[8:])]
 
 

@@ -86,8 +86,7 @@ def test_pixels_are_bounded(folder):
         open_image(EncodedImage(lambda: large, "row 3"), "one")
     Image.new("RGB", (40, 40)).save(folder / "images" / "a.png")
     records = InstructionRecords(data_file(folder, "a.png"), folder / "images")
-    with pytest.raises(ValueError, match=r"record 'one': image .*40 x 40 pixels, at most 1,000"):
-        Collator(None, 64, max_pixels=1000)([records[0]])
+    refuses(r"record 'one': image .*40 x 40 pixels, at most 1,000", Collator(None, 64, max_pixels=1000), [records[0]])
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP"])
@@ -241,5 +240,4 @@ def test_a_family_that_takes_none_says_so_before_anything_is_opened_and_in_a_bat
     with pytest.raises(ValueError, match=r"record 'folder': llava takes images and no videos; give its frames as"):
         data.check_images(LlavaFamily, build_reducer("none"))
     frames(tmp_path / "v", 2)
-    with pytest.raises(ValueError, match="record 'folder': llava takes images and no videos"):
-        Collator(tiny_family, 512)([data.training_records[0]])
+    refuses("record 'folder': llava takes images and no videos", Collator(tiny_family, 512), [data.training_records[0]])

@@ -154,8 +154,7 @@ TEXTS = [
 
 @pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
 def test_what_is_about_media_stays_text(text):
-    made = checked_record(asked(text), "r")
-    assert made["conversations"][0]["value"] == text
+    assert checked_record(asked(text), "r")["conversations"][0]["value"] == text
 
 
 LINKS = [

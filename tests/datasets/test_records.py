@@ -67,8 +67,7 @@ def test_an_empty_file_is_refused(tmp_path, name, text):
 
 
 def test_a_missing_or_broken_image_is_named_with_its_record(tmp_path):
-    with pytest.raises(ValueError, match=r"record 'x': image .*none.jpg does not exist; check image_folder"):
-        open_image(tmp_path / "none.jpg", "x")
+    refuses(r"record 'x': image .*none.jpg does not exist; check image_folder", open_image, tmp_path / "none.jpg", "x")
     Image.new("P", (3, 2)).save(tmp_path / "cover.gif")  # another suffix stands in for a missing image
     assert (open_image(tmp_path / "cover.jpg", "x").mode, open_image(tmp_path / "cover.jpg").size) == ("RGB", (3, 2))
     Image.new("RGB", (64, 64), (1, 2, 3)).save(tmp_path / "cut.jpg")

@@ -83,8 +83,7 @@ def truth(backbone, ids, gates_N, late_NN):
         logits = family.model(input_ids=ids[None], use_cache=False).logits[0]
     for hook in hooks:
         hook.remove()
-    share = torch.stack(closed)[..., gates_N].float().mean()
-    assert 0.1 < share < 0.9
+    assert 0.1 < torch.stack(closed)[..., gates_N].float().mean() < 0.9
     return logits
 
 
@@ -184,8 +183,7 @@ test_settings_that_make_no_gates = refusing(
 def test_a_delay_that_no_budget_holds():
     shape = text_family().shape
     settings().check_tokens(shape, 30)
-    with pytest.raises(ValueError, match="window 30, is no shorter than the context of 30 tokens"):
-        settings(window=30).check_tokens(shape, 30)
+    refuses("window 30, is no shorter than the context of 30 tokens", settings(window=30).check_tokens, shape, 30)
     with pytest.raises(ValueError, match=r"window 13, holds more entries .* than byte_share 0.4 of 30 .* 12"):
         settings(window=13).check_tokens(shape, 30)
 

@@ -175,8 +175,7 @@ def chunk_scores(backbone, batch, method, monkeypatch):
             passes.append(self)
 
     monkeypatch.setattr("subtoken_train.inference.prefill.EvictionPass", Noting)
-    cache = PackedCache(backbone.family.shape.num_layers)
-    prefill(backbone, batch, cache, Compression(method, 0.5))
+    prefill(backbone, batch, PackedCache(backbone.family.shape.num_layers), Compression(method, 0.5))
     return [passes[0].scores[layer].scores_BhN for layer in sorted(passes[0].scores)]
 
 
@@ -203,8 +202,7 @@ def test_rows_of_a_task(name):
     family, batch = backbone.family, prompts(family_of(name), "three", pad_left=False)
     use_packed_attention(family.decoder.config)
     result = backbone.run(batch, cache=DynamicCache(config=family.decoder.config), pad_left=True)
-    plans = KVzip(chunk=10).tasks(batch.regions_BN)
-    for plan in plans:
+    for plan in KVzip(chunk=10).tasks(batch.regions_BN):
         task = rows_of_task(family, result, plan)
         assert task.rows_BS.sum(-1).tolist() == task_tokens(family, plan, batch.regions_BN).tolist()
         assert (task.position[..., task.rows_BS] >= result.rows.next_position.amin()).all()

@@ -10,14 +10,7 @@ from hypothesis import strategies as st
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.keys import KNorm
 from subtoken_train.evictions.snapkv import SnapKV
-from subtoken_train.evictions.wrappers import (
-    NORM,
-    Ada,
-    CriticalKV,
-    pair_counts,
-    projected_norm,
-    two_stages,
-)
+from subtoken_train.evictions.wrappers import NORM, Ada, CriticalKV, pair_counts, projected_norm, two_stages
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates
 from subtoken_train.view.view import View

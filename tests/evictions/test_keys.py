@@ -91,10 +91,7 @@ def test_keys_of_no_length_are_like_nothing():
 
 @pytest.mark.parametrize("name", ["kvpress_lagkv", "kvpress_lagkv_cross"])
 def test_lagkv_is_kvpress_s(shared, name):
-    """Ranks of several partitions are equal, and the press's choice between them is ``topk``'s: scores are compared.
-
-    Sets are compared too, where the last score that stays is not also the first that goes.
-    """
+    """Equal ranks are ``topk``'s own choice: scores are compared, and sets where the last that stays is no tie."""
     params, tensors = load(shared, name)
     settings = {"sinks": params["n_sink"], "lag": params["lag_size"], "cross_scoring": params["cross_scoring"]}
     method = build_eviction("lagkv", **settings)
@@ -207,8 +204,7 @@ def test_values_that_routing_dropped_say_nothing():
     assert scores.isfinite().all()
     assert not scores[..., 4:8].any()
     assert not method.score(view.replaced(value_BhNd=value * 0)).scores_BhN.any()
-    plain = method.score(view).scores_BhN
-    ratio = scores[..., :4] / plain[..., :4]
+    ratio = scores[..., :4] / method.score(view).scores_BhN[..., :4]
     assert torch.allclose(ratio, ratio[..., :1].expand_as(ratio))
 
 

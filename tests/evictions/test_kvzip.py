@@ -44,6 +44,7 @@ from tests.support.prompt_views import (
     settings_for,
     written,
 )
+from tests.support.refusals import refuses
 from tests.support.text_families import text_batch, text_family
 from tests.support.truth_cells import backbone_of
 from tests.support.truth_models import prompts
@@ -70,8 +71,7 @@ def test_tasks_repeat_every_chunk_once():
     assert places(second.about_BN) == [[6], [6, 7], []]
     for task in (first, second):
         assert task.pieces[-1] is task.about_BN
-    third = KVzip(chunk=11).tasks(torch.full((1, 40), C))[2]
-    assert places(third.pieces[1]) == [list(range(14, 22))]
+    assert places(KVzip(chunk=11).tasks(torch.full((1, 40), C))[2].pieces[1]) == [list(range(14, 22))]
 
 
 def task_view(regions_BN, about_BN, rows_BS, seed=0):
@@ -149,8 +149,7 @@ def found(seed, layers=3, levels=None):
 def test_pools(level, pool, seed):
     """One entry of every head, then the best of a pool; whole heads come in the order of their best entries."""
     scores, candidates = found(seed * 10)
-    method = KVzip(pool=pool, level=level)
-    kept = method.keep(scores, candidates)
+    kept = KVzip(pool=pool, level=level).keep(scores, candidates)
     for sample, budget in enumerate((6, 3)):
         layers = list(zip(scores, kept, candidates.competes_LBN, strict=True))
         runs = [
@@ -390,7 +389,5 @@ def test_nets_of_another_width_are_refused_before_anything_runs(tmp_path):
     own = Identity("x", None, str(family.model.config.model_type), shapes_digest(family))
     path = written(tmp_path / "a.json", "kvzap", drawn_nets(2, family.shape.num_kv_heads, 32, 5), own)
     words = "nets that read 32 numbers of a token, and the backbone's layers have 64; make its own"
-    with pytest.raises(ValueError, match=words):
-        Compression(KVzap(path), 0.5).check(family)
-    with pytest.raises(ValueError, match=words):
-        check_calibration(KVzap(path).calibrated, family)
+    refuses(words, Compression(KVzap(path), 0.5).check, family)
+    refuses(words, lambda: check_calibration(KVzap(path).calibrated, family))

@@ -267,11 +267,7 @@ class Golden:
 
 @pytest.mark.parametrize("case", GOLDENS)
 def test_golden_of_the_release(shared, case):
-    """Scores, layer budgets and kept positions of the prompt.
-
-    Not compared: ``decode1_kept_positions_*``, what is left after a decoding step. The released code drops one entry
-    at every step; an eviction here acts once, after the prompt.
-    """
+    """Of the prompt; ``decode1_kept_positions_*`` is left out: at every step the release drops one more entry."""
     golden = Golden(shared, case)
     scores = [TGVKV(released=True).score(view) for view in golden.views]
     found = torch.stack([each.scores_BhN[0] for each in scores])

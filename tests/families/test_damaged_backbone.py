@@ -16,6 +16,7 @@ from subtoken_train.families.load import check_weights, family_class, layout_fam
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.resources import resource
 from tests.support.helpers import save_backbone
+from tests.support.refusals import refuses
 from tests.support.run_folders import Canary, put
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
@@ -171,8 +172,7 @@ def test_one_number_of_millions_is_found(tmp_path, tiny_family, value, dtype):
     save_backbone(tiny_family, tmp_path)
     with pytest.raises(ValueError, match=WORDS.format(2, min(broken, key=names.index))):
         load_family(BackboneConfig(str(tmp_path), dtype=dtype))
-    with pytest.raises(ValueError, match=WORDS.format(2, ".*")):
-        SubTokenModel(model, tiny_family.processor)
+    refuses(WORDS.format(2, ".*"), SubTokenModel, model, tiny_family.processor)
 
 
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])
@@ -198,5 +198,4 @@ def test_large_numbers_are_numbers():
         part.register_parameter("absent", torch.nn.Parameter(torch.empty(0)))
         check_finite_weights(part, "x")
     part.mask[0] = math.nan
-    with pytest.raises(ValueError, match=WORDS.format(1, "mask")):
-        check_finite_weights(part, "x")
+    refuses(WORDS.format(1, "mask"), check_finite_weights, part, "x")

@@ -72,11 +72,7 @@ def with_sinks(family):
     [
         ("gemma3", lambda own: setattr(own, "windows", [None] * 3), "the logits of random tokens differ"),
         ("gemma3", lambda own: setattr(own, "windows", own.windows[:1] * 3), "the logits of random tokens differ"),
-        (
-            "smollm3",
-            lambda own: setattr(own, "turns", lambda layer: layer > 1),
-            "the queries of layer 0 are not those",
-        ),
+        ("smollm3", lambda own: setattr(own, "turns", lambda layer: layer > 1), "the queries of layer 0 are not those"),
         ("granite", with_sinks, "layer 1 hands its attention s_aux"),
     ],
 )

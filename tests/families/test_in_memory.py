@@ -13,6 +13,7 @@ from subtoken_train import SubTokenModel
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.in_memory import family_in_memory
 from subtoken_train.reducers import build_reducer
+from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 from tests.support.tiny.llava import next_family
@@ -61,8 +62,7 @@ def test_a_language_model_is_as_it_was(reducer):
     model.generate(**inputs, max_new_tokens=6, context_length=40, pad_token_id=0)
     assert model.cache_report().realised_fraction <= 0.5
     model.ask(TEXT * 6, [TEXT, "the bee"], max_new_tokens=4)
-    with pytest.raises(ValueError, match="max_new_tokens"):
-        model.ask(TEXT, [TEXT], max_new_tokens=0)
+    refuses("max_new_tokens", model.ask, TEXT, [TEXT], max_new_tokens=0)
     with pytest.warns(SubTokenWarning, match="longer than the 256 positions"):
         model.ask(TEXT, [TEXT * 60], max_new_tokens=2)
     assert parts_of(bare) == parts
@@ -162,5 +162,4 @@ PROCESSORS = {
 @pytest.mark.parametrize(("family", "processor", "words"), PROCESSORS.values(), ids=PROCESSORS)
 def test_processors_that_do_not_fit(family, processor, words):
     model = build_model(text_layers=1).eval() if family is None else family().model
-    with pytest.raises(ValueError, match=words):
-        SubTokenModel(model, processor() if callable(processor) else processor)
+    refuses(words, lambda: SubTokenModel(model, processor() if callable(processor) else processor))

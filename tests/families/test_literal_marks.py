@@ -27,8 +27,7 @@ def family(request):
     """A family with a tokenizer that has a token for each mark."""
     made = TINY[request.param].build()
     made.processor.tokenizer = byte_level()
-    own = made.placeholders[0]
-    made.model.config.image_token_id = made.tokenizer.convert_tokens_to_ids(own)
+    made.model.config.image_token_id = made.tokenizer.convert_tokens_to_ids(made.placeholders[0])
     made.model.config.video_token_id = made.tokenizer.convert_tokens_to_ids(made.placeholders[-1])
     return made
 
@@ -55,8 +54,7 @@ def test_an_escaped_mark_is_its_characters(family):
 def test_a_prompt_reads_the_same_in_generation(family):
     record = Record("r", ["a.png"], [Turn(f"<image>\n{QUESTION}", "yes")])
     trained = encode(record, family, 4096, [IMAGE], generation=True)
-    asked = inputs_of(family, QUESTION, [IMAGE])["input_ids"][0]
-    assert asked.tolist() == trained.input_ids
+    assert inputs_of(family, QUESTION, [IMAGE])["input_ids"][0].tolist() == trained.input_ids
     with pytest.raises(ValueError, match=r"2 image placeholders but 1 images; .*and \\<image> where it is text"):
         inputs_of(family, "<image> and <image>", [IMAGE])
 

@@ -52,8 +52,7 @@ def drawn(tmp_path):
 
 
 def test_newlines_are_projected_to_their_embedding_and_know_no_tile(next_one, drawn):
-    batch = next_batch(next_one, drawn)
-    states = next_one.visual_states(batch, "received")
+    states = next_one.visual_states(next_batch(next_one, drawn), "received")
     for tokens_TC, tiles_T, received_T, keys_Td, cls_IC, size in zip(
         states.tokens, states.tiles, states.received, states.keys, states.cls, SIZES, strict=True
     ):
@@ -125,8 +124,7 @@ def test_a_videos_prompt_is_transformers(family):
 
 
 def test_features_are_transformers_in_order(family, tmp_path):
-    batch = qwen_batch(family, onevision_records(tmp_path))
-    states = family.visual_states(batch)
+    states = family.visual_states(qwen_batch(family, onevision_records(tmp_path)))
     shown = [noise(*size, i) for i, size in enumerate(OV_SIZES)]
     theirs = their_processor(family).image_processor([shown[2:], shown[:2]], return_tensors="pt")
     expected = family.model.model.get_image_features(**theirs).pooler_output
@@ -136,8 +134,7 @@ def test_features_are_transformers_in_order(family, tmp_path):
 
 
 def test_a_videos_features_are_an_entry_for_each_frame_with_the_newline_on_the_last(family):
-    shown = [video(2), noise(20, 20), video(2, 5)]
-    given = inputs_of(family, "what moves?", shown)
+    given = inputs_of(family, "what moves?", [video(2), noise(20, 20), video(2, 5)])
     batch = batch_from_inputs(family, given["input_ids"], given["attention_mask"].bool(), given, None)
     assert batch.image_grid_I3.tolist() == [[2, 0, 0], [2, 20, 20], [2, 0, 0]]
     assert batch.images_per_sample_B.tolist() == [3]

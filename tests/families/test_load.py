@@ -263,8 +263,7 @@ def test_an_adapter_is_of_the_file_that_it_was_trained_on(tiny, file, tmp_path):
     assert main(["fit", *recipe]) == 0
     adapter = str(tmp_path / "run/adapter")
     assert SubTokenModel.from_pretrained(adapter).backbone.bank is not None
-    moved = str(shutil.copy(file, tmp_path / "moved.gguf"))
-    SubTokenModel.from_pretrained(adapter, backbone=moved)
+    SubTokenModel.from_pretrained(adapter, backbone=str(shutil.copy(file, tmp_path / "moved.gguf")))
     other = str(write_gguf(tmp_path / "q8.gguf", *tiny, kind="Q8_0"))
     tiny[0].save_pretrained(tmp_path / "plain")
     tiny[1].save_pretrained(tmp_path / "plain")

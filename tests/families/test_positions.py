@@ -120,8 +120,7 @@ def test_long_prompts_are_answered_as_transformers_answers_them(kind, chunk):
 @pytest.mark.parametrize("length", [30, 50])
 def test_scores_are_those_of_tokens_that_are_said_one_by_one(kind, length):
     """What ``generate`` says has its own logits' probabilities."""
-    family = scaled(kind)
-    backbone, prompts = compress(family).eval(), text_batch([(length - 6, 5, 0)])
+    backbone, prompts = compress(scaled(kind)).eval(), text_batch([(length - 6, 5, 0)])
     cache, given, total = PackedCache(3), [7, 8, 9, 10, 11, 12], 0.0
     logits = prefill(backbone, prompts, cache, Compression()).logits_BV
     for token in given:
@@ -170,8 +169,7 @@ def test_what_passes_the_bound_is_said_once():
     model = SubTokenModel(family.model, family.tokenizer)
     text = "the quick brown fox jumps over the lazy dog " * 4
     _, said = quietly(lambda: model.ask(text, ["the bee"], max_new_tokens=2))
-    start = int(model.cache.packed.next_position)
-    assert (said, start < 46) == ([], True)
+    assert (said, int(model.cache.packed.next_position) < 46) == ([], True)
     _, said = quietly(lambda: model.ask(None, ["the bee " * 20], max_new_tokens=2))
     assert len(said) == 1
     _, said = quietly(lambda: model.ask(text * 4, ["the bee", "the sun"], max_new_tokens=4))

@@ -123,8 +123,7 @@ def test_inputs_read_back_are_the_batch_and_collate_makes_the_same(family, kind)
     assert sample.input_ids == inputs["input_ids"][0].tolist()
     assert sample.regions == batch.regions_BN[0].tolist()
     assert sample.rank_position == (int(batch.rank_position_B[0]) if pictures else -1)
-    visual = family.is_visual(batch.input_ids_BN[0])
-    assert torch.equal(visual, batch.regions_BN[0] == Region.VISUAL)
+    assert torch.equal(family.is_visual(batch.input_ids_BN[0]), batch.regions_BN[0] == Region.VISUAL)
 
 
 def one_forward(family, inputs, pictures):

@@ -11,6 +11,7 @@ from subtoken_train.families.towers import features_with_statistics, received_at
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from tests.support.golden_cases import near
 from tests.support.helpers import eager_calls, random_scores
+from tests.support.refusals import refuses
 from tests.support.shards import LargestTensor
 from tests.support.tiny import tiny_families
 from tests.support.tiny.llava_onevision import SIDE, onevision_family
@@ -99,8 +100,7 @@ def test_keys_are_taken_after_the_rotary_embedding(family, batch):
 
 def test_a_last_block_with_windows_is_refused(family, batch):
     family.model.model.visual.fullatt_block_indexes = [1]
-    with pytest.raises(ValueError, match=r"last block, 3, attends to the whole image"):
-        family.visual_states(batch, "received")
+    refuses(r"last block, 3, attends to the whole image", family.visual_states, batch, "received")
     assert family.visual_states(batch).received is None
 
 
@@ -151,5 +151,4 @@ def test_bf16_towers_give_statistics_in_fp32(tower):
 
 
 def test_embeddings_have_no_attention(tower):
-    with pytest.raises(ValueError, match="past the embeddings, not 0 of 3 layers"):
-        features_with_statistics(tower, pixels(1), [0])
+    refuses("past the embeddings, not 0 of 3 layers", lambda: features_with_statistics(tower, pixels(1), [0]))

@@ -252,8 +252,7 @@ def test_every_byte_that_layers_hold_is_reported(name):
     for tokens in (0, 1, 5):
         if tokens:
             append(backbone, torch.ones(2, tokens, dtype=torch.long), cache)
-        told = report(backbone, batch, opened.plan, cache, compression)
-        assert held_bytes(cache) == told.total_bytes
+        assert held_bytes(cache) == report(backbone, batch, opened.plan, cache, compression).total_bytes
 
 
 def test_a_cropped_cache_sees_again_what_had_left_the_window():

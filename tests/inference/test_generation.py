@@ -122,8 +122,7 @@ def test_two_threads_take_turns_or_hear_of_it():
     assert started.wait(60)
     last = model.last
     for other in (model, SubTokenModel.around(model.backbone)):  # the same weights behind another object
-        with pytest.raises(ValueError, match="one call at a time"):
-            other.generate(**inputs, max_new_tokens=3)
+        refuses("one call at a time", other.generate, **inputs, max_new_tokens=3)
     assert model.last is last
     seen.set()
     thread.join(60)
@@ -174,10 +173,8 @@ def test_a_packed_cache_is_not_for_transformers_own_calls(family):
     longer, words = torch.cat([out, out[:, -1:]], 1), "is read and continued by the SubTokenModel that made it, not by"
     empty = PackedCache(len(model.last.cache.layers))
     for cache, ids in ((model.last.cache, longer), (empty, inputs["input_ids"])):
-        with pytest.raises(ValueError, match=words):
-            plain.generate(input_ids=ids, **{CACHE: cache}, max_new_tokens=2)
-        with pytest.raises(ValueError, match=words):
-            plain(input_ids=ids[:, -1:], **{CACHE: cache})
+        refuses(words, plain.generate, input_ids=ids, **{CACHE: cache}, max_new_tokens=2)
+        refuses(words, plain, input_ids=ids[:, -1:], **{CACHE: cache})
     assert model.last.cache.get_seq_length() == out.shape[1] - 1  # nothing was appended
     again = model.generate(input_ids=longer, **settings, past_key_values=model.last.cache, max_new_tokens=2)
     assert again.shape[1] > longer.shape[1]
@@ -328,8 +325,7 @@ def test_new_tokens_alone_need_the_mask_of_all_and_chosen_rows_go_on():
     chosen = {"input_ids": ids[[2, 0]], "attention_mask": mask[[2, 0]]}
     assert torch.equal(model.generate(**chosen, past_key_values=model.last.cache, **GREEDY), expected[[2, 0]])
     out = model.generate(**inputs_of(model, "one"), max_new_tokens=3, num_beams=2, num_return_sequences=2)
-    with pytest.raises(ValueError, match="was left by a beam search"):
-        model.generate(input_ids=out, past_key_values=model.last.cache, **GREEDY)
+    refuses("was left by a beam search", model.generate, input_ids=out, past_key_values=model.last.cache, **GREEDY)
 
 
 VALUES = {"use_cache": False, "penalty_alpha": 0.6, "guidance_scale": 2.0, "cache_implementation": "static"}

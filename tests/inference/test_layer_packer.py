@@ -157,11 +157,7 @@ def by_hand(vector_d, position, inv_freq):
 
 @pytest.mark.parametrize("kind", ["llama", "phi3", "glm4", "cohere", "cohere2", "smollm3"])
 def test_kept_keys_are_those_of_transformers_at_their_new_places(kind, monkeypatch):
-    """Halves, pairs side by side, parts of a head, layers that turn nothing: by each model's own function and angles.
-
-    Transformers runs the prompt and fills its cache; its keys before their rotation are turned by it once more, at the
-    places to which the kept ones close up.
-    """
+    """Every form of rotation, by the model's own function: its unturned keys turned at the places they go to."""
     family, batch = text_family(kind), text_batch([(20, 4, 0), (11, 3, 0)])
     module, layers = inspect.getmodule(type(family.decoder.layers[0].self_attn)), family.decoder.layers
     own, plain, current = module.apply_rotary_pos_emb, {}, []
@@ -197,8 +193,7 @@ def test_golden_streaming_llm(shared, call):
     params, tensors = load(shared, "streamingllm_original")
     places = tensors[f"kept_positions_{call}" + ("" if call == "call" else f"_{params['num_coming']}")]
     method = build_eviction("streaming_llm", sinks=params["start_size"])
-    view = golden_view(method, tensors)
-    keep_BhN = keep_of(method, [view], places.shape[-1])[0]
+    keep_BhN = keep_of(method, [golden_view(method, tensors)], places.shape[-1])[0]
     cached, position = tensors["keys"], torch.arange(params["T"]).expand(params["B"], -1)
     inv_freq = 10000.0 ** (-torch.arange(0, params["D"], 2) / params["D"])
     rotate = partial(rope, width=params["D"], theta=10000.0)

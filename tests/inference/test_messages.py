@@ -83,14 +83,12 @@ def test_regions_reach_the_cache():
     system, context = (int((made["regions"] == region).sum()) for region in (Region.SYSTEM, Region.CONTEXT))
     assert torch.equal(model.last.batch.regions_BN, made["regions"])
     for layer in model.last.plan.layers:
-        kept = layer.entries_BN[0]
-        assert set(range(system)) <= set(kept.tolist())
+        assert set(range(system)) <= set(layer.entries_BN[0].tolist())
     assert model.cache_report().realised_fraction == pytest.approx(0.25, abs=0.01)
     model.generate(**made, context_length=system + 10, max_new_tokens=2)
     assert int((model.last.batch.regions_BN == Region.CONTEXT).sum()) == 10 < context
     for wrong in (made["regions"][:, 1:], made["regions"].flip(-1), torch.full_like(made["regions"], 2), "system"):
-        with pytest.raises(ValueError, match=r"^regions must be \[1, \d+\] as input_ids are"):
-            model.generate(**{**made, "regions": wrong})
+        refuses(r"^regions must be \[1, \d+\] as input_ids are", model.generate, **{**made, "regions": wrong})
 
 
 @pytest.mark.parametrize("name", ["tiny", *REAL])
@@ -239,8 +237,7 @@ def test_messages_are_turns_for_a_model_that_sees(vlm_adapter):
     assert all(torch.equal(made[name], wanted[name]) for name in wanted)
     del part["image"]
     assert torch.equal(model.inputs([asked, *talk], [PICTURE])["input_ids"], wanted["input_ids"])
-    with pytest.raises(ValueError, match="message 3 is the system's where the assistant's is due"):
-        model.inputs([asked, talk[0]] * 2, PICTURE)
+    refuses("message 3 is the system's where the assistant's is due", model.inputs, [asked, talk[0]] * 2, PICTURE)
     refuses("raw is for language models", model.inputs, "hi", PICTURE, raw=True)
 
 

@@ -23,6 +23,7 @@ from tests.support.helpers import compress
 from tests.support.online_truth import decoded_online, largest_difference
 from tests.support.prompt_views import NEEDED, settings_for
 from tests.support.reference import recompute
+from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
 from tests.support.truth_cells import PLAIN_CELL as CELL
@@ -196,10 +197,8 @@ def test_generate_and_the_report():
         assert f"{report.evictions} evictions while decoding, statistics {held:,} bytes" in str(report)
         sizes.append(report.total_bytes - report.slack_bytes)
     assert sizes[2] <= sizes[1] + 3 * shape.token_bytes  # the tail's length differs
-    with pytest.raises(ValueError, match="eviction_every deletes tokens"):
-        model.last.cache.crop(-1)
-    with pytest.raises(ValueError, match="num_beams=2 does not go with eviction_every=4"):
-        model.generate(**inputs, max_new_tokens=4, num_beams=2)
+    refuses("eviction_every deletes tokens", model.last.cache.crop, -1)
+    refuses("num_beams=2 does not go with eviction_every=4", model.generate, **inputs, max_new_tokens=4, num_beams=2)
     several = model.generate(**inputs, max_new_tokens=20, min_new_tokens=20, do_sample=True, num_return_sequences=3)
     assert several.shape[0] == 3
 
@@ -232,8 +231,7 @@ def test_what_is_longer_than_every_is_refused():
 )
 def test_what_cannot_be_is_refused(settings, words):
     given = {"eviction": build_eviction("h2o"), "keep": 10, "unit": "tokens", "every": 4}
-    with pytest.raises(ValueError, match=words):
-        Compression(**(given | settings)).check(text_family())
+    refuses(words, Compression(**(given | settings)).check, text_family())
 
 
 def method_that(reads, asks, rows=1):
@@ -311,8 +309,7 @@ def test_every_step_reads_the_pages_that_it_chooses(keep, pad_left, protocol):
     batch = text_batch([(120, 6, 0), (61, 9, 0), (40, 1, 0)], pad_left)
     got = decoded(backbone, batch, 8, reading(keep), protocol)
     for sample, (truth, tokens) in enumerate(zip(got.truths, got.tokens_BT, strict=True)):
-        expected = recompute(backbone, truth, tokens[:-1])
-        assert (got.logits_BTV[sample] - expected).abs().max() < 1e-4
+        assert (got.logits_BTV[sample] - recompute(backbone, truth, tokens[:-1])).abs().max() < 1e-4
         for layer in truth.layers:
             layer.pages = None
         assert (got.logits_BTV[sample] - recompute(backbone, truth, tokens[:-1])).abs().max() > 1e-3

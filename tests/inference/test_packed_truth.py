@@ -93,8 +93,7 @@ def test_the_comparison_notices_small_faults(change):
 
 
 def flip_last_bits(cache):
-    codes = cache.layers[1].blocks[0].parts[0].keys.data
-    codes[0, :, 0] ^= 1
+    cache.layers[1].blocks[0].parts[0].keys.data[0, :, 0] ^= 1
 
 
 @pytest.mark.parametrize("precision", STORED)

@@ -112,8 +112,7 @@ def test_merged_weights_rank_with_their_lora_or_not_at_all(places):
     """Without the LoRA they cannot run, so a frozen ranking would quietly be the adapted one."""
     pool = ModelPool("cpu")
     frozen = build_reducer("fastv", 0.25, ranking="frozen")
-    with pytest.raises(ValueError, match=r"ranks without the LoRA, which .*merged.* use the unmerged"):
-        pool.get(places["merged"], reducer=frozen)
+    refuses(r"ranks without the LoRA, which .*merged.* use the unmerged", pool.get, places["merged"], reducer=frozen)
     assert pool.get(places["tokens"], reducer=frozen).reducer.frozen_scout
 
 
@@ -182,8 +181,7 @@ def test_mistakes_are_worded_and_leave_a_pool_that_goes_on(places, words):
     pool, (name, options) = ModelPool(), WRONG[words]
     pool.get(places["stages"])
     refuses(words, lambda: pool.get(places[name], **options))
-    plain = pool.get(places["backbone"])
-    assert_untouched(plain.family, BackboneConfig(path=str(places["backbone"])))
+    assert_untouched(pool.get(places["backbone"]).family, BackboneConfig(path=str(places["backbone"])))
     refuses("device", ModelPool, "gpu7")
 
 
@@ -281,8 +279,7 @@ def test_memory_of_each_gpu():
     assert spread_memory(layout, config, [24 * gib, 8 * gib]) is None  # 13.2 GiB fit on the first
     assert spread_memory(layout, config, [12 * gib] * 2) == {0: int(8.4 * gib), 1: int(8.4 * gib)}
     assert spread_memory(layout, replace(config, quantization="nf4"), [12 * gib] * 2) is None
-    with pytest.raises(ValueError, match=r"take 13.2 GiB, and 2 GPUs have room for 11.2 .70%.*nf4"):
-        spread_memory(layout, config, [8 * gib] * 2)
+    refuses(r"take 13.2 GiB, and 2 GPUs have room for 11.2 .70%.*nf4", spread_memory, layout, config, [8 * gib] * 2)
     left = SimpleNamespace(hf_device_map={"model.layers.0": 0, "model.layers.1": "disk", "lm_head": "cpu"})
     refuses(r"2 parts do not fit on the GPUs .first lm_head.*not supported", check_whole, left, "some/model")
     with pytest.raises(ValueError, match="duo_attention's calibration needs a backbone on one device"):

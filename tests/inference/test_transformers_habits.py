@@ -181,8 +181,7 @@ def test_a_list_of_chats_is_answered_as_a_batch(kind, request):
 def test_a_streamed_chat_is_the_chat(text):
     model = SubTokenModel(*text, eviction="knorm", eviction_keep=0.5)
     whole = model.chat(WORDS, **GREEDY)
-    stream = model.chat(WORDS, stream=True, **GREEDY)
-    pieces = list(stream)
+    pieces = list(model.chat(WORDS, stream=True, **GREEDY))
     assert len(pieces) > 1
     assert "".join(pieces) == whole
     left = model.chat(WORDS, stream=True, max_new_tokens=400)
@@ -206,8 +205,7 @@ def test_dtype_and_device_are_named_as_in_transformers(tmp_path):
     assert SubTokenModel.from_pretrained(tmp_path).dtype == torch.float32
     moved = SubTokenModel.from_pretrained(LLAMA)
     moved.ask(WORDS, [])
-    kept = moved.to("cpu").cache
-    assert moved.cache is kept
+    assert moved.to("cpu").cache is moved.cache
     wanted = hf.AutoModelForCausalLM.from_pretrained(LLAMA).to(torch.bfloat16)(prompt).logits[:, -1]
     assert torch.equal(moved.to(torch.bfloat16)(prompt).logits[:, -1], wanted)
     with pytest.raises(ValueError, match="no context has been compressed yet"):

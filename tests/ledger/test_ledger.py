@@ -10,14 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from subtoken_train.ledger.flops import DecoderSize, TrainingFlops
-from subtoken_train.ledger.kv_budget import (
-    GEOMETRIES,
-    KVBudget,
-    KVShape,
-    exact,
-    geometry,
-    kept_count,
-)
+from subtoken_train.ledger.kv_budget import GEOMETRIES, KVBudget, KVShape, exact, geometry, kept_count
 from subtoken_train.ledger.ledger import nominal_ledger, solve_anchor
 from tests.support.refusals import refuses
 

@@ -68,10 +68,7 @@ def test_equal_tokens_stay_in_order_and_a_sample_without_context_keeps_none(name
 @pytest.mark.parametrize("name", SHORT)
 @sampled("kind", ["llama", "qwen3"], every=2)
 def test_the_eviction_before_the_question_keeps_the_same_with_one_set_for_all_heads(name, kind):
-    """In every layer, packed: the eviction under ``context_first``, its scores averaged, is the reducer.
-
-    And a training pass keeps what the eviction keeps.
-    """
+    """In every layer, packed and in training: the eviction under ``context_first``, scores averaged, is it."""
 
     @dataclass(frozen=True)
     class Shared(type(EVICTIONS[name])):

@@ -132,8 +132,7 @@ def test_dart_in_the_decoder_reads_the_layer_below_as_transformers_computes_it(n
     hook.remove()
     states, norms = family.decoder.norm(seen["out"])[0], cache.layers[layer - 1].keys.abs().sum((1, 3))[0]
     visual = (batch.regions_BN[0] == Region.VISUAL).nonzero()[:, 0]
-    asking = (batch.regions_BN[0] == Region.QUERY).nonzero()[:, 0]
-    text = [(states[row], norms[row]) for row in asking]
+    text = [(states[row], norms[row]) for row in (batch.regions_BN[0] == Region.QUERY).nonzero()[:, 0]]
     chosen = by_pivots(states[visual], norms[visual], text, backbone.reducer.kept_tokens(len(visual)))
     kept = rows.index_BM[0]
     assert kept[batch.regions_BN[0, kept] == Region.VISUAL].tolist() == visual[chosen].sort().values.tolist()
@@ -163,8 +162,7 @@ def told(is_told):
 def by_vidcom2(frames, ratio):
     """(frame, token) from the first that stays to the last, in fp64."""
     number, tokens = frames.shape[:2]
-    values = frames.double().flatten(0, 1)
-    spread = [float(column.var(unbiased=False)) for column in values.T]
+    spread = [float(column.var(unbiased=False)) for column in frames.double().flatten(0, 1).T]
     steady = sorted(range(len(spread)), key=lambda channel: (spread[channel], channel))[: max(1, len(spread) // 2)]
     unit = torch.nn.functional.normalize(frames.double()[..., steady], dim=-1)
 

@@ -23,14 +23,8 @@ from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Region
 from tests.support import truth_cells
 from tests.support.golden_cases import alike, load, near
-from tests.support.helpers import (
-    compress,
-    make_batch,
-    random_mask,
-    random_scores,
-    sharpen,
-    write_vlm_adapter,
-)
+from tests.support.helpers import compress, make_batch, random_mask, random_scores, sharpen, write_vlm_adapter
+from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 from tests.support.truth_cells import backbone_of, difference
 
@@ -208,11 +202,9 @@ def test_an_adapter_folder_remembers_it(tmp_path, setting, before, after):
     parts = read_adapter(folder)[1]
     assert getattr(parts.reducer, setting) == after
     if setting == "ranking":
-        with pytest.raises(ValueError, match=r"cannot merge .*ranking: frozen.*without --merge-lora"):
-            check_mergeable(parts)
+        refuses(r"cannot merge .*ranking: frozen.*without --merge-lora", check_mergeable, parts)
         path.write_text(json.dumps({**record, "merged": True}))
-        with pytest.raises(ValueError, match="the LoRA is merged, so it cannot rank as frozen"):
-            read_config(folder)
+        refuses("the LoRA is merged, so it cannot rank as frozen", read_config, folder)
 
 
 MERGED = [(1, 9), (2, 7), (0, 12)]
@@ -305,10 +297,7 @@ def test_layer_0_sees_the_mean_of_what_was_dropped(tiny_family, pad_left):
 def test_where_nothing_is_dropped_nothing_changes(tiny_family, stage):
     """Not a bit: at a keep ratio of 1, with everything gathered, and in a batch of text."""
     with torch.no_grad():
-        for batch, ratio, forced in (
-            (make_batch(MERGED), 1.0, True),
-            (make_batch([(0, 12), (0, 5)]), 0.25, False),
-        ):
+        for batch, ratio, forced in ((make_batch(MERGED), 1.0, True), (make_batch([(0, 12), (0, 5)]), 0.25, False)):
             made = [
                 compress(tiny_family, name="fastv", keep_ratio=ratio, stage=stage, merge_dropped=merged)
                 .run(batch, force_gather=forced)

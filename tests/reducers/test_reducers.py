@@ -28,8 +28,7 @@ SHAPE = KVShape(16, 4, 64)
 
 
 def look(regions_BN, scores_BN=None, seeds=None):
-    batch = len(regions_BN)
-    seeds = torch.arange(batch) + 1 if seeds is None else seeds
+    seeds = torch.arange(len(regions_BN)) + 1 if seeds is None else seeds
     unread = torch.zeros_like(regions_BN).bool()
     return View(regions_BN=regions_BN, protected_BN=unread, sample_seed_B=seeds, scout=lambda layer: scores_BN)
 
@@ -46,8 +45,7 @@ def test_the_best_visual_tokens_stay_and_everything_else_but_padding(sizes, thou
     regions = random_scores(seed, *sizes, levels=len(Region), dtype=torch.int64)
     regions = torch.where(random_scores(seed + 1, *sizes) > 0, Region.VISUAL, regions)
     scores = random_scores(seed + 2, *sizes, levels=levels)
-    reducer = build_reducer("fastv", thousandths / 1000, round_up)
-    keep = reducer.select(look(regions, scores))[0]
+    keep = build_reducer("fastv", thousandths / 1000, round_up).select(look(regions, scores))[0]
     for sample in range(sizes[0]):
         codes = regions[sample].tolist()
         visual = [n for n, code in enumerate(codes) if code == Region.VISUAL]
@@ -94,14 +92,12 @@ def test_uniform_tokens_are_spread_over_the_picture(keep_ratio):
     """Gaps of three sizes, every part of 24 x 24 has its share, whatever stands before and however much is padded."""
     regions = torch.full((2, 600), int(Region.PADDING))
     regions[0, 3:579], regions[1, 20:596] = Region.VISUAL, Region.VISUAL
-    reducer = build_reducer("uniform", keep_ratio)
-    keep = reducer.select(look(regions))[0]
+    keep = build_reducer("uniform", keep_ratio).select(look(regions))[0]
     assert torch.equal(keep[0, 3:579], keep[1, 20:596])
     picture = keep[0, 3:579]
     assert int(picture.sum()) == int(keep_ratio * 576)
     assert len(set(picture.nonzero().flatten().diff().tolist())) <= 3
-    parts = picture.view(4, 6, 4, 6).float().sum((1, 3))
-    assert bool(((parts - keep_ratio * 36).abs() < 3).all())
+    assert bool(((picture.view(4, 6, 4, 6).float().sum((1, 3)) - keep_ratio * 36).abs() < 3).all())
     less = build_reducer("uniform", keep_ratio / 2).select(look(regions))[0]
     assert bool((keep | ~less).all())  # a smaller budget keeps a part of a larger one
 

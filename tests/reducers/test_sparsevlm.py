@@ -191,8 +191,7 @@ def test_a_pass_is_the_releases_whatever_the_batch_and_the_padding(tiny_family, 
 
 def test_under_mrope_rows_keep_their_own_positions():
     family = qwen_family()
-    batch = prompts(family, "three", False)
-    result = compress(family, name="sparsevlm", keep_ratio=0.6).run(batch)
+    result = compress(family, name="sparsevlm", keep_ratio=0.6).run(prompts(family, "three", False))
     whole = result.spans[0][2]
     for _, _, rows in result.spans[1:]:
         assert torch.equal(rows.position, whole.position.gather(-1, rows.index_BM.expand(3, -1, -1)))

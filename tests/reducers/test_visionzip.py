@@ -9,12 +9,7 @@ from subtoken_train.families.tiles import TileLayout
 from subtoken_train.families.towers import class_attention
 from subtoken_train.ledger.kv_budget import kept_count
 from subtoken_train.reducers import build_reducer
-from subtoken_train.reducers.tower import (
-    contextual_tokens,
-    dominant_tokens,
-    tile_shares,
-    zipped_tiles,
-)
+from subtoken_train.reducers.tower import contextual_tokens, dominant_tokens, tile_shares, zipped_tiles
 from subtoken_train.types import Region, VisualStates
 from tests.support.helpers import check_alone, compress, make_batch, unread
 from tests.support.sampling import sampled
@@ -133,10 +128,8 @@ def test_the_budget_counts_every_placeholder(round_up, high, wide, ratio):
     kept = kept_count(LAYOUT.placeholders((high, wide)), ratio, round_up)
     assert merged.tokens[0].shape == (kept, 5)
     assert merged.slots[0].nonzero()[:, 0].tolist() == list(range(kept))
-    patches = int((states.tiles[0] >= 0).sum())
-    newlines = max(0, kept - patches)
-    marks = merged.tokens[0][:, -1]
-    assert marks.tolist() == [0] * (kept - newlines) + [1] * newlines
+    newlines = max(0, kept - int((states.tiles[0] >= 0).sum()))
+    assert merged.tokens[0][:, -1].tolist() == [0] * (kept - newlines) + [1] * newlines
 
 
 def plain(states: VisualStates, kept: int) -> torch.Tensor:
@@ -178,6 +171,5 @@ def test_each_tile_is_zipped_by_itself_in_the_releases_order(size, kept):
 def test_a_batch_equals_its_samples(tmp_path, name):
     family = next_family()
     batch = next_batch(family, next_records(tmp_path))
-    backbone = compress(family, name=name, keep_ratio=0.25)
-    together = check_alone(backbone, batch, pad_left=False)
+    together = check_alone(compress(family, name=name, keep_ratio=0.25), batch, pad_left=False)
     assert together.rows.regions_BM.eq(Region.VISUAL).sum(-1).tolist() == [TOKENS[0] // 4, sum(TOKENS[1:]) // 4, 0]

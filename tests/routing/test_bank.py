@@ -94,8 +94,7 @@ def test_a_ranked_budget_follows_the_reducer(tiny_family, monkeypatch, name, pad
     rows, state = result.rows, result.state
     for sample, tokens in enumerate((16, 32, 0)):
         routed = state.routed_BN[sample]
-        scores = seen[0][sample, rows.index_BM[sample, routed]]
-        order = scores.argsort(descending=True, stable=True)
+        order = seen[0][sample, rows.index_BM[sample, routed]].argsort(descending=True, stable=True)
         expected = ranked_counts(torch.arange(tokens)[None], torch.ones(1, tokens, dtype=torch.bool), 4, 16)[0]
         for mask in state.masks.values():
             assert torch.equal(mask[sample, routed].sum(-1)[order], expected)
@@ -216,8 +215,7 @@ def test_chooses_by_each_layers_own_projection(layout, kv_heads):
 @pytest.mark.parametrize("config", READERS, ids=["selector", "prior"])
 def test_nothing_is_read_before_the_first_pass_and_nothing_is_saved(tiny_family, config):
     with torch.device("meta"):
-        laid_out = RouterBank(config, 128, KVShape(1, 4, 32))
-        laid_out.attach([nn.Linear(128, 128)], [nn.Linear(128, 128)])
+        RouterBank(config, 128, KVShape(1, 4, 32)).attach([nn.Linear(128, 128)], [nn.Linear(128, 128)])
     backbone = compress(tiny_family, config)
     before = set(backbone.bank.state_dict())
     with torch.inference_mode():

@@ -75,8 +75,7 @@ def test_initialisation(name):
 @torch.no_grad()
 def test_equals_the_formula(name):
     selector, view = build(name, query_conditioned=True), look()
-    summary = view.query_summary_BD[:, None].expand(-1, 12, -1)
-    rows = torch.cat([view.hidden_BND, summary], -1)
+    rows = torch.cat([view.hidden_BND, view.query_summary_BD[:, None].expand(-1, 12, -1)], -1)
     joined = torch.cat([selector.token.weight, selector.query.weight], 1)
     expected = F.linear(rows, joined, selector.token.bias)
     if name == "mlp":
@@ -144,8 +143,7 @@ def test_static_is_one_set_per_layer_for_every_token_and_sample():
     ],
 )
 def test_leading_are_the_first_of_each_head_for_every_token(layout, kv_heads, best):
-    view = look().replaced(num_kv_heads=kv_heads)
-    mask = fixed_mask(build("leading", layout=layout)(view), 8)
+    mask = fixed_mask(build("leading", layout=layout)(look().replaced(num_kv_heads=kv_heads)), 8)
     assert (mask == mask[:1, :1]).all()
     assert mask[0, 0].nonzero()[:, 0].tolist() == sorted(best)
 
@@ -155,8 +153,7 @@ def test_leading_weighs_groups_that_span_heads_by_their_channels():
     view = look().replaced(value_groups_BNSg=torch.zeros(1, 2, GROUPS, 12), num_kv_heads=3)
     means = [sum((12 * group + i) % 64 for i in range(12)) / 12 for group in range(GROUPS)]
     expected = sorted(range(GROUPS), key=lambda group: means[group])
-    scores = build("leading")(view)
-    assert scores[0, 1].argsort(descending=True).tolist() == expected
+    assert build("leading")(view)[0, 1].argsort(descending=True).tolist() == expected
     assert build("leading").same_for_all
 
 
@@ -263,8 +260,7 @@ def test_the_attention_is_the_mean_of_the_queries_rows_in_that_layer(tiny_family
     seen = batch.regions_BN[0] != Region.PADDING
     one = only_sample(batch, 0)
     out = eager(input_ids=one.input_ids_BN[:, seen], pixel_values=one.pixel_values, output_attentions=True)
-    asks = (batch.regions_BN[0] == Region.QUERY)[seen]
-    expected = out.attentions[0][0][:, asks].mean((0, 1))
+    expected = out.attentions[0][0][:, (batch.regions_BN[0] == Region.QUERY)[seen]].mean((0, 1))
     assert torch.allclose(told[0][0, seen], expected, atol=1e-5)
     assert not told[0][2].any()  # no question about an image
 

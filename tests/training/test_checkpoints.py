@@ -61,15 +61,13 @@ def test_what_is_not_whole_is_ignored_and_named(tmp_path):
     assert newest_complete(tmp_path) == tmp_path / "step-1"
     assert [folder.name for folder in incomplete(tmp_path)] == ["step-2", "step-3.partial", "step-4.partial"]
     for name in ("step-2", "step-4.partial", "absent"):
-        with pytest.raises(ValueError, match="not a complete checkpoint"):
-            checkpoints.state_path(tmp_path / name)
+        refuses("not a complete checkpoint", checkpoints.state_path, tmp_path / name)
 
 
 def test_a_half_written_one_is_written_anew(tmp_path):
     (begin(tmp_path, 1) / "old").write_text("")
     (tmp_path / "step-1").mkdir()  # its marker is gone
-    folder = written(tmp_path, 1)
-    assert sorted(item.name for item in folder.iterdir()) == ["COMPLETE", "state.ckpt"]
+    assert sorted(item.name for item in written(tmp_path, 1).iterdir()) == ["COMPLETE", "state.ckpt"]
 
 
 def test_older_ones_and_rubbish_go(tmp_path):
@@ -249,8 +247,7 @@ def test_what_is_no_checkpoint(tmp_path):
         (".", "not a complete DeepSpeed checkpoint"),
         ("empty.ckpt", "tensor a is empty"),
     ):
-        with pytest.raises(ValueError, match=words):
-            trained_tensors(tmp_path / name)
+        refuses(words, trained_tensors, tmp_path / name)
 
 
 def test_a_gathered_adapter_is_written_without_the_backbones_weights(tiny_run):

@@ -95,8 +95,7 @@ def test_the_teacher_is_the_backbone_as_it_was_loaded(tiny_family, pad_left):
     enable_checkpointing(tiny_family, module.parts.bank)
     modes = [part.training for part in module.modules()]
     learns = [parameter.requires_grad for parameter in module.parameters()]
-    found = Teacher(tiny_family).logits(batch)
-    assert torch.allclose(found, expected, atol=1e-4)
+    assert torch.allclose(Teacher(tiny_family).logits(batch), expected, atol=1e-4)
     assert modes == [part.training for part in module.modules()]
     assert learns == [parameter.requires_grad for parameter in module.parameters()]
     result = module.parts.run(batch)

@@ -262,8 +262,7 @@ def test_paged_8_bit_adamw_goes_near_adamw():
     steps(ours, paged(ours), 10)
     reference = build_optimizer(plain[:1], plain[1:], OptimizerConfig(learning_rate=0.01, schedule="constant"), 10)[0]
     steps(plain, reference, 10)
-    moved = (plain[0] - two_weights()[0]).norm()
-    assert (ours[0] - plain[0]).norm() < 0.05 * moved
+    assert (ours[0] - plain[0]).norm() < 0.05 * (plain[0] - two_weights()[0]).norm()
     assert torch.allclose(ours[1], plain[1], atol=1e-6)
 
 

@@ -193,8 +193,7 @@ def test_a_broken_marker_is_worded(tmp_path, text):
     run = made_run(tmp_path / "run")
     (run / MARKER_FILE).write_text(text)
     for resume in (True, False):
-        with pytest.raises(ValueError, match="has schema 9" if "9" in text else MARKER_FILE):
-            RunFolder(run, replaces=not resume).check(resume)
+        refuses("has schema 9" if "9" in text else MARKER_FILE, RunFolder(run, replaces=not resume).check, resume)
 
 
 def test_the_marker_of_a_run_that_took_anothers_place_is_read(tmp_path):
