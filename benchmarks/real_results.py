@@ -6,7 +6,6 @@ A row is an arm on one judge: facts as codes with the text that follows (``real_
 (``real_ruler.py``). Losses are above the full cache of the same machine, paired, with 95 % intervals.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -21,14 +20,14 @@ from benchmarks.real_ruler import FULL, RECORDS, judges
 from benchmarks.real_text import HALVES, NAMES, OUT, ROOT, TWELVE, by_arm, facts_above, full_caches, read, text_above
 from subtoken_train.evaluation.intervals import bootstrap_interval
 
-CSV, IN_WORDS, SPEED = OUT / "arms.csv", OUT / "words.csv", OUT.parent / "speed/thin_layers.json"
+CSV, IN_WORDS = OUT / "arms.csv", OUT / "words.csv"
 FIRST = f"first {HALVES.removesuffix(' by norm, values turned')}, values turned"
 README = {
     FULL: "full cache", "kvzip 42% in int8": "KVzip, int8",
     "kvzip 37.5% in int4_rotated": "KVzip, fewer whole tokens, 4 bits",
     f"kvzip 46.6% in int4_rotated, {HALVES}": "KVzip, half of the value groups, 4 bits",
 }  # fmt: skip
-"""Arms of README's table and their words, and the page's, and RULER's; groups are of rotated values."""
+"""Arms of README's table and their words, and the page's; groups are of rotated values."""
 PAGE = {
     **README, f"int4_rotated of everything, {HALVES}": "all tokens, half of the value groups, 4 bits",
     f"int4_rotated of everything, {FIRST}": "all tokens, the same half for every token (`leading`), 4 bits",
@@ -49,6 +48,7 @@ TASKS = {
     "kvzip 0.219": PAGE["kvzip 21.9%"], "compactor 0.219": "Compactor, bfloat16",
     "snapkv 0.219": PAGE["snapkv 21.9%"],
 }  # fmt: skip
+"""Of RULER's."""
 WORDS = "SmolLM2-135M: facts in words"  # recipes/real/word_facts.yaml
 Own = Mapping[str, Any]
 
@@ -156,7 +156,7 @@ def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def speed() -> str:
     """Write what SmolLM2 takes with all tokens and three quarters of their value groups."""
-    own = next(run for run in json.loads(SPEED.read_text()) if (run["model"], run["by"]) == ("smollm2", "C"))
+    own = pd.read_json(OUT.parent / "speed/thin_layers.json").query("model == 'smollm2' and by == 'C'").iloc[0]
     step, prompt = (own[name][-1][kind]["dynamic"][0] for name, kind in (("steps", "step"), ("passes", "pass")))
     return f"A step at {own['steps'][-1]['entries']:,} tokens takes {step:.0%} of the time, a prompt {prompt:.0%}."
 

@@ -167,7 +167,7 @@ class PackedCache(Cache):  # type: ignore[misc]
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every sample ``repeats`` times in a row; an empty cache stays empty."""
         if repeats < 1:
-            raise ValueError(f"repeats is {repeats}; it must be 1 or more")
+            raise ValueError(f"every sample is repeated once or more, not {repeats} times")
         if self.origin_B is not None:
             self._select(torch.arange(len(self.origin_B)).repeat_interleave(repeats))
 

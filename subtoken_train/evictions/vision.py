@@ -86,7 +86,7 @@ class AirCache(Eviction):
 
 
 def importance(view: View, observers_BN: Tensor, visual_BN: Tensor) -> Tensor:
-    """Return the observers' mean attention to each visual entry (equations 7, 8), over heads too, [B, N]; else 0."""
+    """Mean attention of the observers to each visual entry (equations 7 and 8), over heads too, [B, N]; 0 elsewhere."""
     received_BN = view.received(observers_BN, visual_BN | observers_BN).mean(1)
     return (received_BN / observers_BN.sum(-1, keepdim=True).clamp(min=1)).masked_fill(~visual_BN, 0.0)
 
