@@ -2,9 +2,8 @@
 
     python -m benchmarks.real_results    # results/real_text/arms.csv, tables of README.md and docs/real_text.md
 
-A row is an arm on one judge: facts as codes with the text that follows (``real_text.py``, ``real_text_bytes.py``,
-``real_text_trained.py``), or RULER's tasks (``real_ruler.py``). Losses are above the full cache of the same machine,
-paired over contexts or samples, with 95 % intervals.
+A row is an arm on one judge: facts as codes with the text that follows (``real_text*.py``), or RULER's tasks
+(``real_ruler.py``). Losses are above the full cache of the same machine, paired, with 95 % intervals.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,20 +23,19 @@ from subtoken_train.evaluation.intervals import bootstrap_interval
 CSV, IN_WORDS = OUT / "arms.csv", {"smollm2": "words.csv", "qwen05": "words_qwen05.csv"}
 FIRST = f"first {HALVES.removesuffix(' by norm, values turned')}, values turned"
 README = {
-    FULL: "full cache", "kvzip 42% in int8": "KVzip, int8", "snapkv 21.9%": "SnapKV, bfloat16",
+    FULL: "full cache", "kvzip 42% in int8": "KVzip, int8",
     "kvzip 37.5% in int4_rotated": "KVzip, fewer whole tokens, 4 bits",
     f"kvzip 46.6% in int4_rotated, {HALVES}": "KVzip, half of the value groups, 4 bits",
 }  # fmt: skip
-"""Arms of README's table and their words; groups are of rotated values."""
+"""Arms of README's table and their words, and the page's; groups are of rotated values."""
 PAGE = {
     **README, f"int4_rotated of everything, {HALVES}": "all tokens, half of the value groups, 4 bits",
     f"int4_rotated of everything, {FIRST}": "all tokens, the same half for every token (`leading`), 4 bits",
     f"kvzip 46.6% in int4_rotated, {FIRST}": "KVzip, the same half for every token (`leading`), 4 bits",
     "kvzip 46.5% in int4_rotated": "KVzip, whole tokens, 4 bits",
     f"kvzip 50.5% in int4_rotated, {TWELVE}": "KVzip, three quarters of the value groups, 4 bits",
-    "kvzap 42% in int8": "KVzap, int8", "kvzip 21.9%": "KVzip, bfloat16",
+    "kvzap 42% in int8": "KVzap, int8", "kvzip 21.9%": "KVzip, bfloat16", "snapkv 21.9%": "SnapKV, bfloat16",
 }  # fmt: skip
-"""The page's."""
 LENGTHS = (1024, 2048, 4096)
 TASKS = {
     FULL: README[FULL], "kvzip 0.42 int8": README["kvzip 42% in int8"], "kvzap 0.42 int8": PAGE["kvzap 42% in int8"],
@@ -48,7 +46,7 @@ TASKS = {
     "S16K8 leading, kvzip 0.466 int4_rotated, values turned": PAGE[f"kvzip 46.6% in int4_rotated, {FIRST}"],
     "S16K8 value_norm, int4_rotated, values turned": PAGE[f"int4_rotated of everything, {HALVES}"],
     "kvzip 0.219": PAGE["kvzip 21.9%"], "compactor 0.219": "Compactor, bfloat16",
-    "snapkv 0.219": README["snapkv 21.9%"],
+    "snapkv 0.219": PAGE["snapkv 21.9%"],
 }  # fmt: skip
 """Of RULER's."""
 Own = Mapping[str, Any]
@@ -56,14 +54,10 @@ Own = Mapping[str, Any]
 
 def frame() -> pd.DataFrame:
     """Return every arm on every judge."""
-    rows = [*_evictions(), *_byte_budgets(), *_trained(), *_ruler()]
+    arms = ((file, *each) for file in sorted(OUT.glob("*.jsonl.xz")) for each in by_arm(file).items())
+    evictions = (_row(file.name.partition(".")[0], arm, [own]) for file, arm, own in arms)
+    rows = [*evictions, *_byte_budgets(), *_trained(), *_ruler()]
     return pd.DataFrame(rows).sort_values(["judge", "model", "bytes", "arm"], ascending=[True, True, False, True])
-
-
-def _evictions() -> Iterable[dict[str, Any]]:
-    for file in sorted(OUT.glob("*.jsonl.xz")):
-        for arm, own in by_arm(file).items():
-            yield _row(file.name.partition(".")[0], arm, [own])
 
 
 def _byte_budgets() -> Iterable[dict[str, Any]]:
@@ -85,8 +79,7 @@ def _trained() -> Iterable[dict[str, Any]]:
 
 
 def _row(model: str, arm: str, seeds: Sequence[Own]) -> dict[str, Any]:
-    above = {"facts": facts_above, "text": text_above}
-    lost = {name: np.array([each(own) for own in seeds]) for name, each in above.items()}
+    lost = {key: np.array([*map(of, seeds)]) for key, of in (("facts", facts_above), ("text", text_above))}
     figures = {key: value for name, sn in lost.items() if sn.size for key, value in _figures(name, sn).items()}
     share, recalled = (np.mean([np.mean(own[name]) for own in seeds]) for name in ("share", "exact"))
     about = {"n": lost["facts"].shape[1], "seeds": len(seeds), "machine": seeds[0].get("gpu", "CPU")}
@@ -106,9 +99,8 @@ def _ruler() -> Iterable[dict[str, Any]]:
         about |= {"n": int(judged.sum()), "machine": record["device"]}
         for arm, own in record["arms"].items():
             scores = np.array(own["scores"])
-            figures = _figures("points", 100 * (scores - full)[judged][None])
-            score = float(100 * scores[judged].mean())
-            yield {"arm": arm, "bytes": float(np.mean(own["share"])), "score": score} | figures | about
+            figures = {"score": 100 * scores[judged].mean()} | _figures("points", 100 * (scores - full)[judged][None])
+            yield {"arm": arm, "bytes": float(np.mean(own["share"]))} | figures | about
 
 
 def facts_table(rows: pd.DataFrame, chosen: Mapping[str, str], losses: bool) -> str:
@@ -163,11 +155,19 @@ def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ["---"] * len(head), *rows])
 
 
+def speed() -> str:
+    """Write what SmolLM2 takes with all tokens and three quarters of their value groups."""
+    own = pd.read_json(OUT.parent / "speed/thin_layers.json").query("model == 'smollm2' and by == 'C'").iloc[0]
+    step, prompt = (own[name][-1][kind]["dynamic"][0] for name, kind in (("steps", "step"), ("passes", "pass")))
+    return f"A step at {own['steps'][-1]['entries']:,} tokens takes {step:.0%} of the time, a prompt {prompt:.0%}."
+
+
 def main() -> None:
     """Write the table and the pages."""
     rows = frame()
     rows.to_csv(CSV, index=False, float_format="%.5g")
     put(ROOT / "README.md", "real", facts_table(rows, README, losses=False))
+    put(ROOT / "README.md", "speed", speed())
     put(ROOT / "docs/real_text.md", "real", facts_table(rows, PAGE, losses=True))
     put(ROOT / "docs/real_text.md", "ruler", tasks_table(rows))
 

@@ -49,8 +49,8 @@ _SAID = {
     "groups": "value groups for a backbone alone: S, and how many stay, chosen by `selector` (default: value_norm)",
     "layout": "layout of `groups`: contiguous (the default) or per_head",
     "eviction": "KV eviction after the prompt: {evictions}; or {wrappers} around one, 'ada(snapkv)' (default: none)",
-    "eviction_keep": "what the eviction keeps: 0.1 of the entries, 256tokens per layer, 20MB, or what scores no less "
-    "than threshold:-4 (threshold:-4:128 with the window, threshold:FILE of calibrate)",
+    "eviction_keep": "what the eviction keeps: 0.1 (a share of the entries), 256tokens (a layer), 20MB or threshold:-4 "
+    "(all that score as much; threshold:-4:128 sets the window, threshold:FILE is from calibrate)",
     "eviction_every": "evict again each time this many tokens have been generated",
     "eviction_options": "settings of the eviction method",
     "scope": "what the eviction chooses among: context (the default, also written visual) or all (text too)",

@@ -64,7 +64,7 @@ def prompt_parts(family: Family, length: int | None = None) -> PromptParts:
         length = min(TEXT_LENGTH, most // 2) if length is None else length
         query = min(QUERY_TOKENS, length // 2)
         if query == 0:
-            raise ValueError(f"--lengths {length}: a prompt needs a token of context and one of question; give 2")
+            raise ValueError(f"--lengths {length}: context and question take a token each; give 2 or more")
         return PromptParts(0, 0, 0, query, length - query)
     text, each = family.nominal_text, family.visual_tokens(IMAGE_SIZE)
     system, query = text["system"], text["query"]
@@ -167,7 +167,7 @@ class Shrink:
         if self.layers is not None:
             if self.layers > text.num_hidden_layers:
                 most = text.num_hidden_layers
-                raise ValueError(f"--layers {self.layers}: the model has {most}; give at most as many")
+                raise ValueError(f"--layers {self.layers}: the model has {most}; give {most} or fewer")
             text.num_hidden_layers = self.layers
             if getattr(text, "layer_types", None):
                 text.layer_types = text.layer_types[: self.layers]

@@ -60,8 +60,8 @@ def turn_values(backbone: CompressedBackbone, batches: Iterable[Batch], show: Ca
     after = backbone.run(first, pad_left=True).hidden_BMD
     apart = float((after.float() - before.float()).norm() / before.float().norm())
     if not apart <= (EXACT if before.dtype == torch.float32 else ROUNDED):
-        why = f"its last states moved by {apart:.0%}, so something lies between v_proj and o_proj"
-        raise ValueError(f"{backbone.family.name} gives other answers with turned values ({why}); use its own channels")
+        why = f"its last states move by {apart:.0%}, so something lies between v_proj and o_proj"
+        raise ValueError(f"{backbone.family.name}'s values cannot be rotated ({why}); use its own channels")
     return Turned(shares_before, shares_after, apart)
 
 

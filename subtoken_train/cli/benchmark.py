@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--new-tokens", type=int, metavar="T", help=f"decoding steps (default: {NEW_TOKENS})")
     add("--pairs", type=int, default=PAIRS, metavar="N", help=f"rounds (default: {PAIRS})")
     table8 = "the paper's Table 8: FastV and VisionZip at 25 and 12.5 %%, S16K4, 256 steps in bfloat16"
-    add("--table8", action="store_true", help=f"{table8}; without a GPU scaled down, which is said")
+    add("--table8", action="store_true", help=f"{table8}; without a GPU it is scaled down, and says so")
     memory = "the peak memory of the paper's appendix C.1: a language model's prefix of 2,048 tokens and a suffix of"
     arms = "one, whole, under Quest at 25 and 12.5 %%, and each with routing, in bfloat16; without a GPU scaled down"
     add("--peak-memory", action="store_true", help=f"{memory} {arms}")

@@ -21,12 +21,12 @@ HELP = """Measure the numbers that a method needs for a backbone, and write them
   prefixkv        what share of its entries each layer keeps at a tenth to nine tenths of the cache
   duo_attention   how much each head needs its whole cache: trained (language models, on recall)
   headkv          how much each head attends to what an answer repeats (language models, on recall)
-  sparsemm        how much each head looks at what an answer tells of a picture (models that take images)
+  sparsemm        how much each head attends to what an answer tells of a picture (models that take images)
   q_filter        where the queries of each head point
   triattention    where the queries of each head lie before their rotary embedding
   kvzap           nets that predict KVzip's scores from what each layer reads
   lkv             what share of a budget each head gets: trained, on the scores of a method (language models)
-  fitprune        what share of the visual tokens each layer can do with (models that take images)
+  fitprune        what share of the visual tokens each layer needs (models that take images)
   threshold       the score that entries must reach so that a mean budget is met
 
   subtoken-train calibrate duo_attention --backbone PATH --out duo.json
@@ -35,10 +35,10 @@ HELP = """Measure the numbers that a method needs for a backbone, and write them
   subtoken-train calibrate threshold --backbone PATH --option eviction=kvzip --option keep=0.25 --out kvzip.json
   subtoken-train generate --backbone PATH --eviction kvzip --eviction-keep threshold:kvzip.json ...
 
-A language model is calibrated on randomly drawn recall contexts (--data recall, the default) or, all but duo_attention
-and headkv, on the prompts of --data FILE.jsonl, as generate --prompts reads them, kvzap and lkv also on a text of
---data FILE.txt; a model that takes images on the records of --data FILE, but sparsemm on scenes that it draws. The
-file is valid for the backbone that it names, with any adapter, and for no other.
+A language model reads randomly drawn recall contexts (--data recall, the default) or the prompts of --data FILE.jsonl,
+as generate --prompts does (not for duo_attention and headkv). kvzap and lkv also read a text, --data FILE.txt. A model
+that takes images reads the records of --data FILE; sparsemm draws its own scenes. The file is valid for the backbone
+that it names, with any adapter, and for no other.
 
 --option KEY=VALUE takes these options, shown with their defaults:
   all             samples=10 (duo_attention: 200, kvzap: 16, lkv: 100, sparsemm: 50), batch_size=2 (kvzap, lkv: 1),

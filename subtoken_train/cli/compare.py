@@ -162,7 +162,7 @@ def advice(report: Report) -> str:
     assert isinstance(apart, Estimate)
     assert own is not None
     verdict = {"better": "ahead of", "worse": "behind"}.get(apart.verdict or "", "level with")
-    first = "" if reads else f"the full cache says {full.value_text} % of the facts, so the text's loss decides: "
+    first = "" if reads else f"the full cache recalls {full.value_text} % of the facts, so the text's loss decides: "
     stands = f"{verdict} {other.name} ({apart.value_text} {apart.interval_text}, paired, {own.n} samples)"
     bytes_kept = f"{100 * share_of(ours, task):.1f} % of the compressed text's bytes"
     take = ours.name if apart.verdict == "better" or "trained" not in arms else best.name

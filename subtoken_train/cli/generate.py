@@ -47,14 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--image", action="append", default=[], metavar="FILE", help=repeated)
     parser.add_argument("--prompt", metavar="TEXT", help="what to answer; - reads it from stdin")
     parser.add_argument("--raw", action="store_true", help="continue the text, without the model's chat template")
-    variables = """for its chat template, as '{"enable_thinking": false}'"""
+    variables = """arguments of the chat template, as '{"enable_thinking": false}'"""
     parser.add_argument("--chat-template-kwargs", metavar="JSON", help=variables)
     parser.add_argument("--prompts", metavar="FILE", help="JSON lines of prompts to answer; --output takes the answers")
     parser.add_argument("--output", metavar="FILE", help="where the answers to --prompts go, as JSON lines")
     together, outside = "prompts of --prompts to answer together (default: 1)", "allow image paths outside its folder"
     parser.add_argument("--batch-size", type=int, metavar="N", help=together)
     parser.add_argument("--images-outside-folder", action="store_true", help=f"--prompts: {outside}")
-    first = "a text prompt's first tokens that are compressed"
+    first = "compress only the first N tokens of a text prompt"
     parser.add_argument("--context-length", type=int, metavar="N", help=first)
     add_compression_options(parser)
     parser.add_argument("--max-new-tokens", type=int, default=64, help="cap on the answer in tokens (default: 64)")

@@ -36,7 +36,7 @@ _ASKED = "local_text/test.jsonl"
 _KINDS = ("image", "question", "answer")
 _OTHERWISE = {
     False: "a real model for a laptop: {there}--backbone checkpoints/smollm2 --overwrite",
-    True: "it has seen drawn digits alone, so what it says of photos means nothing; models that see them need a GPU",
+    True: "it was trained on drawn digits only: its answers about photos mean nothing; models for photos need a GPU",
 }
 """Lines on the embedded models of texts and of images."""
 
