@@ -49,22 +49,13 @@ def test_what_was_written_is_read(path, tmp_path):
 CHANGES = {
     "another method's": (lambda c: c.update(method="prefixkv"), "calibration of 'prefixkv', not of duo_attention"),
     "newer": (lambda c: c.update(schema_version=2), "schema 2; this version reads 1"),
-    "version as a text": (lambda c: c.update(schema_version="1"), "schema_version is '1'; it must be a whole number"),
-    "version as true": (lambda c: c.update(schema_version=True), "schema_version is True; it must be a whole number"),
     "no numbers": (lambda c: c.pop("numbers"), "numbers is missing"),
     "another key": (lambda c: c.update(more=1), "unknown key 'more'"),
     "another number": (lambda c: c["numbers"].update(beta=1), "numbers: unknown key 'beta'"),
     "too large": (lambda c: c["numbers"]["alpha"][1].__setitem__(0, 1.5), r"alpha\[1\]\[0\] is 1.5; it must be in"),
-    "negative": (lambda c: c["numbers"]["alpha"][0].__setitem__(1, -0.1), r"alpha\[0\]\[1\] is -0.1"),
-    "a text": (lambda c: c["numbers"]["alpha"][0].__setitem__(1, "1"), "it must be a number"),
     "ragged": (lambda c: c["numbers"]["alpha"][0].append(1), "must be a table"),
-    "empty": (lambda c: c["numbers"].update(alpha=[]), "must be a table"),
     "empty rows": (lambda c: c["numbers"].update(alpha=[[], []]), "must be a table"),
     "no recent": (lambda c: c["numbers"].update(recent=0), "recent is 0; it must be 1"),
-    "backbone a text": (lambda c: c.update(backbone="llama"), "backbone is 'llama'; it must be"),
-    "digest a number": (lambda c: c["backbone"].update(digest=5), "digest is 5; it must be a text"),
-    "data a list": (lambda c: c.update(data=[]), r"data is \[\]"),
-    "settings a list": (lambda c: c.update(settings=[1]), "settings is"),
 }  # fmt: skip
 
 

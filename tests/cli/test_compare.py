@@ -68,8 +68,7 @@ def test_what_cannot_be_compared_is_said_in_one_line(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_from_own_texts_to_a_table_and_a_sentence(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_from_own_texts_to_a_table_and_a_sentence(tmp_path, capsys):
     (tmp_path / "texts").mkdir()
     for name in ("memory", "evaluation", "resume", "launch", "tasks", "serving", "speed", "budgets", "python"):
         (tmp_path / f"texts/{name}.md").write_text((ROOT / f"docs/{name}.md").read_text())
@@ -93,8 +92,7 @@ def test_from_own_texts_to_a_table_and_a_sentence(tmp_path, monkeypatch, capsys)
     assert main(["compare", "runs/texts", "--contexts", "2"]) == 0  # a second run answers nothing anew
 
 
-def test_a_model_alone_is_compared_with_its_full_cache(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_model_alone_is_compared_with_its_full_cache(tmp_path, capsys):
     assert main(["compare", str(ROOT / "checkpoints/tiny-llama"), "--contexts", "1", "--out", "run/compare"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert " % of the facts and is level with full (+0.00 [+0.00, +0.00], paired, 4 samples): take " in last

@@ -36,9 +36,8 @@ def test_english_documents(tmp_path):
     assert [json.loads(line)["text"] for line in lines] == documents("dev")
 
 
-def test_samples_are_those_of_a_checkout(tmp_path, monkeypatch, capsys):
+def test_samples_are_those_of_a_checkout(tmp_path, capsys):
     """In an empty folder, where an installed package is asked as a checkout would be."""
-    monkeypatch.chdir(tmp_path)
     ask = ["generate", "--adapter", "checkpoints/adapters/tiny_lora_only", "--prompt", "is there a 7 ?"]
     words = refused(capsys, *ask, "--image", "data/samples/a.png")
     assert words.endswith("image data/samples/a.png does not exist; get it: subtoken-train data samples")

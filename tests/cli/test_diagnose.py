@@ -29,8 +29,7 @@ def data(tmp_path_factory):
     return str(folder / "dev.json")
 
 
-def test_files_and_table(data, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_files_and_table(data, tmp_path, capsys):
     assert main(["diagnose", "--adapter", ROUTED, "--data", data, "--limit", "8"]) == 0
     folder = tmp_path / "runs" / "diagnostics" / "tiny_fastv25_s16k4-seed0"
     assert sorted(path.name for path in folder.iterdir()) == FILES
@@ -77,8 +76,7 @@ EVICTION_FILES = ["eviction.png", "eviction_layers.csv", "eviction_prompts.csv"]
 
 
 @sampled("adapter", ["tiny_fastv25_s16k4", "tiny_fastv25_s16k4_anchor"], every=2)
-def test_an_eviction_on_an_adapter_with_and_without_routers(data, tmp_path, capsys, monkeypatch, adapter):
-    monkeypatch.chdir(tmp_path)
+def test_an_eviction_on_an_adapter_with_and_without_routers(data, tmp_path, capsys, adapter):
     asked = ["--eviction", "vl_cache", "--eviction-keep", "0.5", "--eviction-option", "budgets=pyramid"]
     argv = ["diagnose", "--adapter", str(ADAPTERS / adapter), "--data", data, "--limit", "4", *asked]
     assert main(argv) == 0
@@ -94,9 +92,8 @@ def test_an_eviction_on_an_adapter_with_and_without_routers(data, tmp_path, caps
     assert len((folder / "eviction_prompts.csv").read_text().splitlines()) == 1 + 4 * 6
 
 
-def test_a_backbone_alone(data, tmp_path, capsys, monkeypatch):
+def test_a_backbone_alone(data, tmp_path, capsys):
     """VL-Cache's Figures 2, 3 and 9 are of a model as it is."""
-    monkeypatch.chdir(tmp_path)
     asked = ["--eviction", "vl_cache", "--eviction-keep", "0.1", "--scope", "all"]
     assert main(["diagnose", "--backbone", TINY, "--data", data, "--limit", "2", *asked]) == 0
     folder = tmp_path / "runs" / "diagnostics" / "tiny-llava-vl_cache"

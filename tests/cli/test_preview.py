@@ -13,9 +13,8 @@ from checkpoints.tiny_llava import build_processor
 from subtoken_train.cli.preview import sample_lines
 from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.types import Batch, Region
-from tests.support.commands import printed, refused
+from tests.support.commands import printed
 from tests.support.places import recipe
-from tests.support.sampling import sampled
 
 TINY = ["--config", str(recipe("tiny_fastv25_s16k4")), "--data.val_file", "null"]
 
@@ -62,27 +61,12 @@ def test_a_scene_as_the_loss_sees_it(scenes, capsys):
 
 
 def test_a_corpus_is_shown_without_packing_it(language_model, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr("subtoken_train.datasets.corpus.packed_blocks", None)
     (tmp_path / "text.jsonl").write_text(json.dumps({"text": "the module is imported " * 200}))
     lengths = {"block_length": 96, "context_length": 64, "prefix_tokens": 8}
     out = shown(capsys, language_model({"train": {"name": str(tmp_path / "text.jsonl")}, **lengths}))
     shown_blocks = re.findall(r"'block (\d)': 96 tokens \(64 context, 8 query, 24 answer\), 24 trained", out)
     assert shown_blocks == ["0", "1", "2"]
-
-
-@sampled(
-    ("extra", "message"),
-    [
-        (["--data.max_length", "40"], "its images and their question end at token"),
-        (["--count", "0"], "--count 0 must be at least 1"),
-        (["--count"], "argument --count: expected one argument"),
-        (["--data.train_file", "nowhere.json"], "nowhere.json does not exist"),
-    ],
-    every=2,
-)
-def test_what_fit_refuses_is_refused(scenes, capsys, extra, message):
-    assert message in refused(capsys, "preview", *scenes, *extra, reports=True)
 
 
 def test_a_sample_without_a_trained_token_is_warned_about():

@@ -114,7 +114,6 @@ POPEN = {"class_path": "subprocess.Popen", "init_args": {"args": "touch SUNG", "
 @pytest.fixture
 def sung(tmp_path, monkeypatch):
     """The file that stands once any of it has run; the current folder holds the canary module."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     song = "import pathlib\npathlib.Path('SUNG').touch()\nclass Bird:\n    pass\ndef sing(*a, **k):\n    pass\n"
     (tmp_path / f"{CANARY}.py").write_text(song)

@@ -1,9 +1,11 @@
 """Command lines that are refused: input -> words of the one line that says so. Nothing is loaded, nothing is left."""
 
+import importlib.util
 import shlex
 
 import pytest
 
+from subtoken_train.errors import pip_line
 from tests.support.commands import refused
 from tests.support.places import ROOT
 
@@ -13,6 +15,7 @@ PLACES = {
     "llava": CHECKPOINTS / "tiny-llava", "llama": CHECKPOINTS / "tiny-llama",
     "data": ROOT / "data/samples/questions.json",
 }  # fmt: skip
+TINY = "--config tiny_fastv25_s16k4"
 BUDGET, ASK = "--keep-ratio .25 --num-groups 16 --kept-groups 4", "--adapter {vlm} --prompt hi"
 SIZED, MEASURED = f"{BUDGET} --model llava-1.5-7b", "is outside what was measured on Qwen2.5-Coder-0.5B and SmolLM2"
 FASTV, PREFIXKV = "--reducer fastv --keep-ratio 0.5", "prefixkv --out made.json --backbone {llama}"
@@ -75,6 +78,13 @@ REFUSED = {
         "headkv --out made.json --backbone {llava}": "the backbone sees images; use sparsemm",
         "sparsemm --out made.json --backbone {llama}": "the backbone sees none; use headkv",
     },
+    "check": {
+        f"--offline {TINY} --model.backbone.image_aspect_ratio=pad": "remove image_aspect_ratio",
+        f"--offline {TINY} --model.routing.num_groups=48": "num_groups=48",
+        f"--offline {TINY} --model.lora.rank=null": "model.lora.rank is null; give it a value, or leave the key out",
+        "--offline --config llama7b_quest25_s8k7 --model.backbone.path llava-hf/llava-1.5-7b-hf --model.reducer.name "
+        "fastv": "llava reads images, but data names text without any",
+    },
     "data": {
         "scenes --out x --seed -1": "--seed is -1; it must be 0 to",
         "llava665k": "data llava665k needs the folder to check: --root PATH",
@@ -85,6 +95,11 @@ REFUSED = {
         "pop": "unknown data set 'pop'. Did you mean 'pope'?",
         "pope --option category": "--option 'category' must be written KEY=VALUE",
         "pope --option categori=all": "unknown option of task pope 'categori'. Did you mean 'category'?",
+    },
+    "demo": {
+        "": "name an adapter (--adapter DIR), or a backbone", "--adapter nowhere": "nowhere is not an adapter folder",
+        "--adapter {vlm} --port 70000": "--port is 70,000; it must be 1 to 65,535",
+        "--adapter {vlm} --ancor x": "Did you mean '--anchor'?",
     },
     "diagnose": {
         "--data {data} --adapter {vlm} --eviction snapkv": "--eviction snapkv needs --eviction-keep",
@@ -98,9 +113,30 @@ REFUSED = {
         "--tasks recall --out x": "give --adapter DIR, or --backbone PATH",
         "--suite mini --out x --adapter {vlm}": "--adapter does not apply to --suite",
         "--config nowhere.yaml --kv-dtype int8": "--kv-dtype does not apply to --config",
-        "--config nowhere.yaml": "nowhere.yaml is not a file",
+        "--config nowhere.yaml": "grid nowhere.yaml is not a file.",
+        "--config tiny_fastv25_s16k3": "Did you mean 'tiny_fastv25_s16k4.yaml'?",
         "--data x.json --anchors none --adapter {vlm}": "--anchors does not apply to --data",
         "--tasks recall --max-new-tokens 3 --out x": "--max-new-tokens does not apply to --tasks",
+    },
+    "fit": {
+        "--trainer.max_steps 3": "no recipe is given; pass one with --config",
+        f"{TINY} --max_steps=3": "unknown option '--max_steps'. Did you mean '--trainer.max_steps'?",
+        f"{TINY} --zzz 3": "unknown option '--zzz'. 'subtoken-train recipes show tiny_fastv25_s16k4' prints a",
+        f"{TINY} --model.optimizer.router_learning_rate abc": "model.optimizer.router_learning_rate is 'abc'; it must",
+        f"{TINY} --model.routing false": "model.routing is 'false'; it must be a group of keys or null",
+        f"{TINY} --model.reducer fastv": "model.reducer is 'fastv'; it must be a group of keys",
+        f"{TINY} --model.routing.features norm": "model.routing.features is 'norm'; it must be a list in brackets",
+        f"{TINY} --model.reducer.window 9": "unknown option '--model.reducer.window'. Allowed in model.reducer:",
+        f"{TINY} --model.reducer.name visionzip --model.reducer.layer 2": (
+            "unknown option '--model.reducer.layer'. Allowed in model.reducer: keep_ratio, matches, name, round_up"
+        ),
+        f"{TINY} --data.batch_size": "--data.batch_size needs a value",
+        f"{TINY} --overwrite=maybe": "overwrite is 'maybe'; it must be true or false",
+        f"{TINY} more": "unexpected argument 'more'; options start with --",
+        f"{TINY} a.yaml": "unexpected argument 'a.yaml'; a recipe is passed as --config a.yaml",
+        "--config tiny_fastv25_s16k3": "recipe tiny_fastv25_s16k3 is not a file. Did you mean 'tiny_fastv25_s16k4.y",
+        "--config mine/tiny_fastv25_s16k4.yaml": "is not a file. Did you mean 'tiny_fastv25_s16k4.yaml'?",
+        "--config zzzzzz": "is not a file. 'subtoken-train recipes ls' lists the shipped ones",
     },
     "generate": {
         f"{ASK} --max-new-tokens 0": "--max-new-tokens 0 must be at least 1",
@@ -120,6 +156,10 @@ REFUSED = {
         f"{FILES} o.jsonl --prompt x": "--prompt is for a single prompt",
         f"{FILES} o.jsonl": "p.jsonl is missing or cannot be read",
         "--adapter {vlm}": "give --prompt TEXT, or --prompts FILE.jsonl with --output FILE.jsonl",
+    },
+    "preview": {
+        f"{TINY} --count 0": "--count 0 must be at least 1", f"{TINY} --count": "argument --count: expected one arg",
+        f"{TINY} --data.train_file nowhere.json": "nowhere.json does not exist",
     },
     "recipes": {
         "": "required: ACTION", "shwo x": "Did you mean 'show'?", "copy x --overwrit": "Did you mean '--overwrite'?",
@@ -141,6 +181,21 @@ REFUSED = {
         "--backbone {llama} --contexts-per-key": "--contexts-per-key needs --api-key-file FILE",
         "--backbone {llama} --allow-origin example.org/x": "example.org/x must be an origin, as https://example.org",
     },
+    "sweep": {
+        **{f"{TINY} --set {text}": "must be KEY=VALUE,VALUE, for" for text in ("a", "=1", "a=1,,2")},
+        f"{TINY} --set data.seed=1 --set data.seed=2": "data.seed is given twice",
+        f"{TINY} --set a=1,1": "two runs would share the folder a=1",
+        f"{TINY} --set output_dir=x": "--output_dir DIR moves all of them",
+        f"{TINY} --set model.routing.kept_group=2,4": (
+            "unknown option '--model.routing.kept_group'. Did you mean '--model.routing.kept_groups'?"
+        ),
+        f"{TINY} --set data.batch_size=8,many": "data.batch_size is 'many'; it must be a whole",
+        f"{TINY} --set model.routing.num_groups=16,7": "num_groups=7: num_groups=7",
+        TINY: "a sweep needs --config RECIPE and --set KEY=A,B, or --grid",
+        "--grid grid.yaml --set a=1": "--set does not apply to --grid",
+        "--grid grid.yaml --output_dir x": "--output_dir does not apply to --grid",
+        "--grid tabel1_llava7b": "Did you mean 'table1_llava7b.yaml'?",
+    },
 }  # fmt: skip
 LINES = [(f"{command} {rest}".strip(), words) for command, lines in REFUSED.items() for rest, words in lines.items()]
 
@@ -148,9 +203,46 @@ LINES = [(f"{command} {rest}".strip(), words) for command, lines in REFUSED.item
 @pytest.mark.parametrize(("line", "words"), LINES, ids=[line for line, _ in LINES])
 def test_it_is_refused_in_these_words(tmp_path, capsys, monkeypatch, line, words):
     command, *_ = line.split()
-    if command in ("benchmark", "serve"):
+    if command == "sweep":
+        monkeypatch.setattr("subprocess.Popen", None)
+    if command == "demo":  # with or without Gradio
+        monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: name)
+    if command in ("benchmark", "demo", "serve"):
         for place in ("families.load.load_weights", "inference.pool.load_family"):
             monkeypatch.setattr(f"subtoken_train.{place}", lambda *_, **__: pytest.fail("weights were read"))
     argv = [word.format(**PLACES) for word in shlex.split(line)]
-    assert words in refused(capsys, *argv, reports=command == "data")
+    assert words in refused(capsys, *argv, reports=command in ("check", "data", "preview"))
     assert {path.name for path in tmp_path.iterdir()} <= {"x"}
+
+
+MISSING = {
+    "serve --backbone {llama}": ("starlette", "serve"), "demo --adapter {vlm}": ("gradio", "demo"),
+    "report .": ("matplotlib", "report"), "diagnose --adapter any": ("matplotlib", "report"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", MISSING)
+def test_what_is_not_installed_is_named_with_its_extra(capsys, monkeypatch, line):
+    (package, extra), find = MISSING[line], importlib.util.find_spec
+    monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: None if name == package else find(name))
+    argv = line.format(**PLACES).split()
+    assert f"needs {package}, which is not installed: {pip_line(extra)}" in refused(capsys, *argv)
+    if argv[0] == "report":  # nothing is drawn in a table
+        assert package not in refused(capsys, *argv, "--format", "csv")
+
+
+OF_PATHS = (
+    "init {path} --out out", "init {path}", "fit --config {path}", "fit --config tinylm_quest25 --output_dir {path}",
+    "generate --backbone checkpoints/tiny-llama --prompts {path} --output out.jsonl", "report {path}",
+    "evaluate --adapter {path} --data {path}", "export {path} out", "recipes copy tinylm_compactor25 {path}/x.yaml",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("line", OF_PATHS)
+def test_paths_that_lead_nowhere_are_one_line(tmp_path, capsys, line):
+    (tmp_path / "loop").symlink_to("loop")
+    for path in ("loop", "x" * 300, "nul\0x"):
+        said = refused(capsys, *line.format(path=path).split(" "), reports=True)
+        assert said.isprintable()
+        assert len(said) < 430
+        assert [each.name for each in tmp_path.iterdir()] == ["loop"]

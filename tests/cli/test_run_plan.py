@@ -163,9 +163,8 @@ def test_runs_add_up():
     assert added([one, RunPlan("?", None)]).work == "1 of 2 runs, others not known"
 
 
-def test_a_table_has_its_sum_and_its_queue(capsys, tmp_path, monkeypatch):
+def test_a_table_has_its_sum_and_its_queue(capsys, tmp_path):
     """Stage 2 comes with the run that it starts from, and waits for it; the others are the array."""
-    monkeypatch.chdir(tmp_path)
     arms = "".join(f"  - adapter: runs/llava7b_fastv25_s16k4{end}/adapter\n" for end in ("", "_anchor", "_stage2"))
     (tmp_path / "grid.yaml").write_text(f"out: o\ntasks: [pope]\narms:\n{arms}")
     said = printed(capsys, "sweep", "--grid", "grid.yaml", "--dry-run", "--price", "2")
@@ -212,8 +211,7 @@ def test_show_keeps_stdout_for_the_recipe(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_an_evaluation_says_what_its_prompts_need(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_an_evaluation_says_what_its_prompts_need(capsys, tmp_path):
     arm = "{backbone: llava-hf/llava-1.5-7b-hf, reducer: fastv, keep_ratio: [1, 0.25]}"
     (tmp_path / "grid.yaml").write_text(f"out: o\nlimit: 100\ntasks: [pope]\narms: [{arm}]\n")
     said = printed(capsys, "evaluate", "--config", "grid.yaml", "--check", "--price", "1000")

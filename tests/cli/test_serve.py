@@ -1,6 +1,5 @@
 """``subtoken-train serve``: mistakes are words before anything is loaded, and the command answers until SIGTERM."""
 
-import importlib.util
 import os
 import re
 import signal
@@ -13,7 +12,6 @@ import openai
 import pytest
 
 from subtoken_train.cli.main import main
-from subtoken_train.errors import pip_line
 from tests.support.commands import refused
 from tests.support.places import ROOT
 
@@ -27,13 +25,6 @@ def test_a_port_in_use_and_a_key_that_no_header_holds(capsys, tmp_path):
     (tmp_path / "key").write_text("a\nb\x01\n")
     said = refused(capsys, "serve", *MODEL, "--api-key-file", tmp_path / "key")
     assert "must hold keys of visible ASCII, one a line" in said
-
-
-def test_without_starlette(capsys, monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: None if name == "starlette" else find(name))
-    words = "needs starlette, which is not installed: " + pip_line("serve")
-    assert words in refused(capsys, "serve", *MODEL)
 
 
 def test_kernels_are_compiled_before_it_says_that_it_serves(capsys, monkeypatch, tmp_path):

@@ -1,10 +1,8 @@
 """From the benchmarks' own files to the paper's tables: one grid per modality, one results folder, one report."""
 
 import csv
-from collections.abc import Iterator
 from pathlib import Path
 
-import datasets
 import pytest
 
 from subtoken_train.cli.main import main
@@ -13,13 +11,6 @@ from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.inference import pool
 from tests.support import paper_folders as paper
 from tests.support.eval_runs import ADAPTERS
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_dataset_cache(tmp_path_factory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("datasets"))
-        yield
 
 
 @pytest.fixture(scope="module")

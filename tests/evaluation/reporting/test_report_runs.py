@@ -1,5 +1,7 @@
 """What is read from results folders, which are data: whatever stands in them is reported or refused in words."""
 
+import csv
+import io
 import json
 from pathlib import Path
 
@@ -122,6 +124,15 @@ BLANK = "arm: backbone is {!r}, which 'subtoken-train evaluate' does not write"
 )  # fmt: skip
 def test_what_a_file_says_is_worded(results, place, value, words):
     assert words in str(change(results, place, value))
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"), [("\x1b[31mred", "\\x1b[31mred"), ("a\nb", "a\\nb"), ("\u202egnp", "\\u202egnp"), ("ä b", "ä b")]
+)
+def test_names_that_act_on_a_terminal_are_written_out(results, name, shown):
+    assert change(results, ("arm", "adapter"), name) is None
+    rows = list(csv.DictReader(io.StringIO(report_csv(make_report([results])))))
+    assert {row["adapter"] for row in rows if row["arm"] == "arm"} == {shown}
 
 
 def test_answers_whose_manifest_is_gone_are_not_left_out(results):
