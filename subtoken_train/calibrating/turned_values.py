@@ -90,9 +90,8 @@ class ValueMoments:
 def fold_value_axes(family: Family, moments: Sequence[Tensor]) -> tuple[float, float]:
     """Put value axes into the weights of ``v_proj`` and ``o_proj``; the model computes what it did, to rounding.
 
-    ``config.value_axes`` names the maps afterwards: to what is kept for a backbone (adapters, calibrations), one with
-    other axes is another backbone. Returned: what share of the values' mean squared output the first half of the
-    channels holds, mean over layers, before and after.
+    ``config.value_axes`` names the maps afterwards: with other axes it is another backbone. Returned: what share of the
+    values' mean squared output the first half of the channels holds, mean over layers, before and after.
     """
     digest, shares = hashlib.sha256(), []
     for layer, moment_hdd in enumerate(moments):

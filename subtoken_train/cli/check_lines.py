@@ -37,7 +37,6 @@ from subtoken_train.training.loss import CrossEntropy
 from subtoken_train.training.preflight import (
     NominalPrompt,
     at_hand,
-    check_cpus,
     check_devices,
     count_devices,
     seconds_per_batch,
@@ -122,10 +121,9 @@ def check_ready(cli: RecipeCLI, parts: CompressedBackbone, offline: bool) -> Non
     if (destination := cli.destination) is not None:
         check_published(cli.model.backbone_config.path)
         check_name(destination.repo_id)
-    check_cpus(trainer.devices, trainer.accelerator)
+    devices = count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes)
     if isinstance(data, RecallDataModule) and (family := at_hand(parts.family, cli.model.backbone_config)):
         next(data.samples(family, 1))
-        devices = count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes)
         data.training_order(world_size=devices, limit=trainer.limit_train_batches or 1.0)
 
 

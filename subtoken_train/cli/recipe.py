@@ -41,7 +41,7 @@ from subtoken_train.training.panels.midway_scores import (
 from subtoken_train.training.panels.per_layer import RoutingPanel, SilentTensors, TrainedPanel
 from subtoken_train.training.panels.run_progress import BarProgress, LineProgress, LogRecipe
 from subtoken_train.training.panels.throughput import Throughput
-from subtoken_train.training.preflight import check_cpus, check_devices
+from subtoken_train.training.preflight import check_devices
 from subtoken_train.training.run_checkpoints import RandomState, RunCheckpoints
 from subtoken_train.training.run_folder import has_work, requeued_with_work
 from subtoken_train.training.strategies import PRESETS
@@ -191,7 +191,6 @@ class RecipeCLI:
         settings.logger = run_loggers(settings.logger, self.output_dir, self.replaces)
         plain = settings.strategy in (None, "auto", "ddp")
         settings.strategy = self.strategy if plain else build_parts("strategy", settings.strategy, **PRESETS)[0]
-        check_cpus(settings.devices, settings.accelerator)
         check_devices(settings.devices, settings.accelerator)
         settings.plugins = [AtomicCheckpointIO()]
         try:

@@ -324,14 +324,16 @@ def memory_lines(estimate: MemoryEstimate, step: Step) -> Iterator[str]:
 
 def training_lines(parts: CompressedBackbone) -> Iterator[str]:
     """Yield the table of trained tensors, and how much stays frozen."""
-    lora, frozen = preflight.lora_groups(parts), preflight.frozen_group(parts)
-    first_stage = preflight.lora_groups(parts, trained=False)
-    groups = preflight.trained_groups(parts)
-    trained = _sum_of("trained", groups)
+    lora, first_stage = preflight.lora_groups(parts), preflight.lora_groups(parts, trained=False)
+    bank, frozen = parts.bank, preflight.count_group("frozen", parts.parameters(), trained=False)
+    routers = []
+    if bank is not None and bank.learned:
+        routers = [preflight.count_group(f"routers ({bank.config.selector})", bank.parameters(), trained=True)]
+    trained = _sum_of("trained", [*lora, *routers])
     together = [_sum_of("LoRA together", lora)] if len(lora) > 1 else []
     of_frozen = [_sum_of("of it stage 1's LoRA", first_stage)] if first_stage else []
     yield f"{'':<22}{'tensors':>8}{'parameters':>16}"
-    for group in (*lora, *together, *groups[len(lora) :], trained, frozen, *of_frozen):
+    for group in (*lora, *together, *routers, trained, frozen, *of_frozen):
         yield f"{group.name:<22}{group.tensors:>8,}{group.parameters:>16,}"
     yield f"trained share {100 * trained.parameters / (trained.parameters + frozen.parameters):.6g} %"
 

@@ -1,10 +1,9 @@
 """Conversations as a language model's samples: a chat each, in the tokenizer's own template, and only answers learnt.
 
-A chat is laid out as a prompt is at inference. All before its first answer that is learnt is the prompt: the template's
-beginning and the system text (SYSTEM), what may be compressed (CONTEXT), and what asks (QUERY): of a long question its
-end, of a short one all, and then what was said before it is the context. Behind it, answers are ANSWER and what is read
-between them is QUERY. Answers are learnt in the form of the conversation, their end of turn included, or with
-``as_asked`` the last one alone, in the form that asks.
+All before the first learnt answer is the prompt: the template's beginning and the system text (SYSTEM), what may be
+compressed (CONTEXT), and what asks (QUERY): of a long question its end, of a short one all. Behind it, answers are
+ANSWER and what is read between them is QUERY. Answers are learnt in the form of the conversation, their end of turn
+included, or with ``as_asked`` the last one alone, in the form that asks.
 """
 
 from __future__ import annotations
@@ -106,19 +105,15 @@ def asked_words(tokenizer: Any, limits: ChatLimits) -> str | None:
     variables = template.checked_variables(tokenizer, limits.variables)
     if limits.as_asked or (forms := template.asked_otherwise(tokenizer, **variables)) is None:
         return None
-    return (
-        f"the chat template writes {forms[0]!r} before {forms[2]} in a conversation, as chats are trained, but "
-        f"{forms[1]!r} where the model is asked; set data.as_asked: true to train answers where they are asked, "
-        "or change the form by data.chat_template_kwargs"
-    )
+    written, asked, which = forms
+    instead = "set data.as_asked: true to train answers where they are asked, or data.chat_template_kwargs"
+    return f"the chat template writes {written!r} before {which} in a conversation, but asks by {asked!r}; {instead}"
 
 
 def wholly_read(context_lengths: Sequence[int], limits: ChatLimits) -> str | None:
     """Return in words how many chats have no context that could be compressed; None where each has one."""
-    whole = sum(length == 0 for length in context_lengths)
-    if not whole:
+    if not (whole := sum(length == 0 for length in context_lengths)):
         return None
-    return (
-        f"{whole:,} of {len(context_lengths):,} chats have no context (a first question of {limits.asking:,} tokens or "
-        "fewer): they are trained whole, and no router learns from them"
-    )
+    which = f"{whole:,} of {len(context_lengths):,} chats have no context"
+    short = f"a first question of {limits.asking:,} tokens or fewer"
+    return f"{which} ({short}): they are trained whole, and no router learns from them"

@@ -241,11 +241,9 @@ def refuse_video_file(name: str) -> str | None:
     path = Path(name)
     if path.suffix.lower() not in VIDEO_SUFFIXES:
         return None
-    folder = path.with_suffix("")
-    return (
-        f"video {name[:120]!r} is a video file, which is not decoded here; make a folder of frames: mkdir {folder} && "
-        f"ffmpeg -i {name[:120]} -vf fps=1 {folder}/%06d.jpg"
-    )
+    folder, name = path.with_suffix(""), name[:120]
+    command = f"mkdir {folder} && ffmpeg -i {name} -vf fps=1 {folder}/%06d.jpg"
+    return f"video {name!r} is a video file, which is not decoded here; make a folder of frames: {command}"
 
 
 def first_frame(source: PictureSource) -> ImageSource:

@@ -1,7 +1,7 @@
 """Instruction data: a file of conversations beside a folder of images, as one Arrow table of checked records.
 
-The table of a large file is made once, kept in the cache of the datasets library and memory-mapped from then on, until
-the file changes; that of a small file is made in memory each time. Images are opened when a batch needs them.
+The table of a large file is kept in the cache of the datasets library and memory-mapped, until the file changes. Images
+are opened when a batch needs them.
 
 Legend: R records.
 """
@@ -85,7 +85,10 @@ class InstructionRecords(Dataset[Record]):
         name = form.record_id(row, index)
         try:
             images = map(self._inside, form.image_names(row))
-            videos = (self._video(row, video) for video in form.video_names(row))
+            named = (
+                self._inside(x) if isinstance(x, str) else tuple(map(self._inside, x)) for x in form.video_names(row)
+            )
+            videos = (VideoSource(x, float(row.get("fps", 1.0)), self.images_outside_folder) for x in named)
             marked = form.pictures_marked(row)
             pictures: list[PictureSource] = [next(videos) if video else next(images) for video in marked]
         except ValueError as error:
@@ -117,10 +120,6 @@ class InstructionRecords(Dataset[Record]):
 
     def _inside(self, name: str) -> Path:
         return inside(self.image_folder, name, self.images_outside_folder)
-
-    def _video(self, row: dict[str, Any], video: str | list[str]) -> VideoSource:
-        frames = self._inside(video) if isinstance(video, str) else tuple(map(self._inside, video))
-        return VideoSource(frames, float(row.get("fps", 1.0)), self.images_outside_folder)
 
     def _row(self, index: int) -> dict[str, Any]:
         row: dict[str, Any] = json.loads(self._table["row"][index].as_py())

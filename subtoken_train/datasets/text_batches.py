@@ -1,8 +1,7 @@
 """Text-only samples as padded batches: a context, a query and what is predicted. Legend: B batch, N positions.
 
-A sample is laid out as ``[SYSTEM ... | CONTEXT ... | QUERY ... | ANSWER ...]``, often without the first. The ANSWER
-tokens are predicted, so nothing that is decided before them may look at them. Where a sample has no ANSWER, the whole
-query region is read *and* predicted.
+A sample is ``[SYSTEM ... | CONTEXT ... | QUERY ... | ANSWER ...]``, often without the first. Nothing that is decided
+before ANSWER may look at it. Where a sample has none, the whole query region is read *and* predicted.
 """
 
 from bisect import bisect_left
@@ -86,9 +85,8 @@ def chat_split(
 ) -> tuple[int, int]:
     """Return how many tokens of a chat's prompt stand before its context, and how many before what asks.
 
-    The last question asks, and so does the template's end: all of it where it has at most ``asking`` tokens, then what
-    was said before may be compressed; otherwise its last part, as ``context_tokens``. ``starts``: the characters of
-    ``ids``.
+    The last question asks, with the template's end: all of it where it has at most ``asking`` tokens, otherwise its
+    last part, as ``context_tokens``. ``starts``: the characters of ``ids``.
     """
     if not starts:
         raise ValueError("the tokenizer gives no character offsets; install its fast (tokenizer.json) version")

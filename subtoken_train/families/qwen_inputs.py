@@ -1,8 +1,8 @@
 """Pictures of Qwen's VLMs: sizes, patches, grids, runs of placeholders, processor names and mRoPE positions.
 
-An image is one layer of its grid, a video one layer of patches per two frames (the last frame twice where they are
-odd). Frames are scaled by the same rule as images, by PIL: torchvision's pixels, in the published video processors,
-differ in the last bits. A video takes at most ``VIDEO_LAYERS`` times the pixels of an image, a bound of ours.
+A video is one layer of patches per two frames (the last frame twice where they are odd). Frames are scaled by PIL, as
+images: torchvision's pixels, in the published video processors, differ in the last bits. A video takes at most
+``VIDEO_LAYERS`` times the pixels of an image, a bound of ours.
 
 Legend: B batch, N positions, I images and videos, V videos, F frames, P patches of a frame.
 """
@@ -46,10 +46,8 @@ _MAX_ASPECT = 200  # longer side / shorter side that Qwen's resizing accepts
 class QwenInputs(Family):
     """The half of a Qwen VLM that turns pictures into inputs."""
 
-    least_pixels: ClassVar[int] = 56 * 56
-    """Pixels to which its published processors scale small images up."""
-    counted: ClassVar[int] = 1
-    """Times that its processor counts an image's pixels against its bounds."""
+    least_pixels: ClassVar[int] = 56 * 56  # pixels to which its published processors scale small images up
+    counted: ClassVar[int] = 1  # times that its processor counts an image's pixels against its bounds
     takes_videos = tells_frames = True
     may_pad = True
     image_inputs: ClassVar[tuple[str, ...]] = (

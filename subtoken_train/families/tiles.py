@@ -1,8 +1,7 @@
 """Pictures of any resolution as tiles: as LLaVA-NeXT and OneVision cut, pad and order them, and as runs of one length.
 
 LLaVA's: a picture is scaled and padded to the best of a list of resolutions and cut into square tiles, behind the whole
-picture, scaled to one. Patches that show padding alone are cropped; each row that is left ends with the newline
-embedding. OneVision also scales a crop of too many patches down.
+picture, scaled to one. Patches of padding alone are cropped; each row that is left ends with the newline embedding.
 
 Legend: B batch, N positions; of one picture: I tiles (the whole first), P patches of a tile, C channels, T
 placeholders; of a batch: I pictures, M tiles of the largest, T tiles of all.
@@ -41,8 +40,7 @@ def padded_tiles(tiles_T3HW: Tensor, tiles: Sequence[int]) -> Tensor:
 def ordered_pictures(kind_BN: Tensor, tokens: Mapping[int, Sequence[int]]) -> list[list[tuple[int, int]]]:
     """Return each sample's pictures in the order of its prompt: their kinds, and their numbers among that kind.
 
-    ``kind_BN``: of what kind of picture each token is a placeholder; 0 for text. ``tokens``: of every picture of a
-    kind.
+    ``kind_BN``: the kind of picture of each placeholder; 0 for text. ``tokens``: of every picture of a kind.
     """
     left, samples, fit = {kind: enumerate(own) for kind, own in tokens.items()}, [], True
     for row in kind_BN.tolist():
@@ -75,12 +73,9 @@ class TileLayout:
 
     resolutions: tuple[tuple[int, int], ...]
     """(height, width) in pixels that pictures are scaled to, multiples of ``side``."""
-    side: int
-    """Side of a tile, in pixels."""
-    patches: int
-    """In a row of a tile."""
-    most_tiles: int | None = None
-    """Patches of a crop at most, in tiles (``anyres_max_9``: 9); None: no limit."""
+    side: int  # side of a tile, in pixels
+    patches: int  # in a row of a tile
+    most_tiles: int | None = None  # patches of a crop at most, in tiles (``anyres_max_9``: 9); None: no limit
 
     @classmethod
     def of(cls, config: Any, most_tiles: int | None = None) -> TileLayout:
@@ -139,14 +134,10 @@ class MergedTilesFamily(Family):
     """A family whose pictures are tiles of equally many merged patches; a tower reducer chooses tile by tile."""
 
     in_tiles = True
-    side: int
-    """Pixels of a tile's side."""
-    high: int
-    """Patches of a tile's side."""
-    merge: int
-    """Patches of a visual token's side."""
-    class_tokens: ClassVar[int] = 0
-    """Tokens of a tile's tower beside its patches."""
+    side: int  # pixels of a tile's side
+    high: int  # patches of a tile's side
+    merge: int  # patches of a visual token's side
+    class_tokens: ClassVar[int] = 0  # tokens of a tile's tower beside its patches
 
     @property
     def tile_tokens(self) -> int:

@@ -1,7 +1,7 @@
 """The server's HTTP: OpenAI's paths, errors and streams over one ``Answerer``, on Starlette and uvicorn.
 
 At most ``queue`` requests whose body is here are held at a time; bodies on their way have as much memory together, and
-where more comes, the one that takes longest ends. Who hangs up ends its answer after the next token.
+where more comes, the one that takes longest ends.
 """
 
 import asyncio

@@ -75,8 +75,7 @@ BLANK_SIZE = (64, 64)
 class SubTokenModule(L.LightningModule):
     """Adapters of a frozen backbone, trained with a token-normalised loss + lambda * balance (+ distillation).
 
-    The backbone is loaded at the first use of ``family`` (a data module may come first), never at construction.
-    Checkpoints hold only what is trained.
+    The backbone is loaded at the first use of ``family``, never at construction. Checkpoints hold only what is trained.
 
     Args:
         backbone: the frozen model.

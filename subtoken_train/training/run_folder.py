@@ -1,7 +1,7 @@
 """Folder of a run: its marker and lock, and the new name of the run that was there.
 
-``--overwrite`` renames a run to ``NAME.1`` (the next free number) when its successor begins; nothing is deleted. A
-successor that fails before its first step gives the name back.
+``--overwrite`` renames a run to ``NAME.1`` (the next free number); a successor that fails before its first step gives
+the name back.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def asked(monkeypatch):
         raise httpx2.ConnectError("no route")
 
     monkeypatch.setattr(httpx2.HTTPTransport, "handle_request", refuse)
-    monkeypatch.setattr(online, "_answer", online._Answer())
+    monkeypatch.setattr(online, "_reasons", [])
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "")  # given back afterwards
     return requests

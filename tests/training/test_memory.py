@@ -158,8 +158,7 @@ def test_layer_bands_cover_every_layer_once():
         ("4", "gpu", 2, 8),
         ("0,3", "gpu", 1, 2),
         ([1, 2, 3], "gpu", 1, 3),
-        ("auto", "cpu", 1, 1),
-        (-1, "cpu", 2, 2),
+        ("auto", "cpu", 2, 2),
     ],
 )
 def test_count_devices(devices, accelerator, nodes, count):
