@@ -2,7 +2,6 @@
 
 import re
 
-import pytest
 import torch
 
 from subtoken_train.engine.build import Stage2Config, assemble
@@ -61,23 +60,13 @@ SETTINGS = {
 }
 
 
-@pytest.fixture
-def build(tiny_family, tmp_path):
-
-    def made(name):
-        if name == "llava":
-            return tiny_family, make_batch([(1, 9), (1, 7)])
-        if name == "llama":
-            return text_family(), text_batch([(24, 8, 4), (16, 8, 4)])
-        family = qwen_family()
-        return family, qwen_batch(family, qwen_records(tmp_path))
-
-    return made
-
-
 @sampled("name", SETTINGS, every=3)
-def test_layers_are_recomputed_though_the_backbone_is_in_evaluation_mode(build, name):
-    family, batch = build(name)
+def test_layers_are_recomputed_though_the_backbone_is_in_evaluation_mode(tiny_family, tmp_path, name):
+    family = {"llava": lambda: tiny_family, "llama": text_family}.get(name, qwen_family)()
+    if name == "llava":
+        batch = make_batch([(1, 9), (1, 7)])
+    else:
+        batch = text_batch([(24, 8, 4), (16, 8, 4)]) if name == "llama" else qwen_batch(family, qwen_records(tmp_path))
     add_lora(family, LoraSettings(rank=4, dropout=0.0))
     backbone = compress(family, RoutingConfig(num_groups=8, kept_groups=2, fill="mean"), **SETTINGS[name])
     assert not family.decoder.layers[0].training
