@@ -13,7 +13,6 @@ from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 
 PER_TOKEN = 3 * 2 * 8 * 4 * 2
-ORDERS = [[0, 1, 2], [2, 0, 1], [1, 1, 0], [2], [0, 0, 1, 1, 2, 2], [1, 2, 1, 1, 0]]
 
 
 def filled(sets: str, batch: int = 3) -> tuple[PackedCache, list]:
@@ -50,7 +49,7 @@ def pointers(cache: PackedCache) -> list[int]:
 
 
 @pytest.mark.parametrize("sets", SETS)
-@sampled("order", ORDERS, every=3, ids=str)
+@sampled("order", [[0, 1, 2], [2, 0, 1], [1, 1, 0], [2], [0, 0, 1, 1, 2, 2], [1, 2, 1, 1, 0]], every=3, ids=str)
 def test_chosen_samples_attend_as_their_dense_ones(sets, order):
     cache, layers = filled(sets)
     tail, samples = grown(cache, 3, 4), torch.tensor(order)

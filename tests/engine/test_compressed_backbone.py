@@ -16,8 +16,6 @@ from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
 from tests.support.tiny.qwen import qwen_batch, qwen_family, qwen_records
 
-MIXED = [(1, 9), (2, 7), (0, 12)]
-
 
 def test_text_only_batch_touches_every_router_and_costs_nothing(tiny_family):
     routing = RoutingConfig(num_groups=16, kept_groups=4, value_gate=True, score_prior="value_norm")
@@ -48,7 +46,7 @@ def test_a_decoder_cut_trains_no_router_below_it(tiny_family):
     trained = {name: parameter for name, parameter in backbone.named_parameters() if parameter.requires_grad}
     routers = {name for name in trained if name.startswith("bank.")}
     assert {name.split(".")[2] for name in routers} == {"2", "3"}
-    result = backbone.run(make_batch(MIXED))
+    result = backbone.run(make_batch([(1, 9), (2, 7), (0, 12)]))
     backbone.logits(result)[result.rows.visible_BM].logsumexp(-1).sum().backward()
     assert all(parameter.grad is not None for parameter in trained.values())
 

@@ -172,7 +172,6 @@ CHAINS = [
 ]
 METHODS = [name for name in EVICTIONS if name != "quest_steps"] + CHAINS + ["chunk(snapkv)", "critical(h2o)"]
 LENGTHS = (1, 2, 3, 5, 7, 16, 17, 31, 64, 65, 127, 199)
-KEEP = (0.004, 0.125, 0.3, 0.5, 0.99)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -186,7 +185,7 @@ def test_all_of_a_budget_is_spent_and_nothing_more(name):
     prompts = [[int(code) for code in [Region.SYSTEM, *body * length, Region.QUERY]] for length in LENGTHS]
     views = layer_views(prompts, method.needs, "left")
     scores = [method.score(view) for view in views]
-    for keep in KEEP:
+    for keep in (0.004, 0.125, 0.3, 0.5, 0.99):
         candidates = candidates_of(method, views, keep)
         counts, kept = by_head(method.counts(scores, candidates)), method.keep(scores, candidates)
         heads = counts.shape[-1]

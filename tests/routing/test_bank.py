@@ -21,7 +21,6 @@ from tests.support.helpers import compress, gqa_family, make_batch, random_score
 from tests.support.sampling import sampled
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 REDUCERS = {"fastv": {"stage": "embeds"}, "fastv, cut late": {"stage": "decoder"}, "random": {}}
 
 
@@ -56,7 +55,7 @@ def test_only_dropped_groups_of_routed_values_change(tiny_family, selector, layo
     backbone = compress(tiny_family, RoutingConfig(selector=selector, layout=layout))
     seen = {}
     for layer, block in enumerate(tiny_family.decoder.layers):
-        for name in PROJECTIONS:
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
             watch_last(
                 getattr(block.self_attn, name),
                 lambda _, args, output, key=(layer, name): seen.__setitem__(key, (args[0], output)),
