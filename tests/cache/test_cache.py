@@ -84,9 +84,7 @@ def test_crop_forgets_the_tail_only():
     assert cache.layers[0].get_mask_sizes(1) == (26, 0)
     assert torch.equal(cache.next_position, position - 2)
     more = grown(cache, 7, 3)
-    assert_attends(
-        cache, layers, tuple(torch.cat([x[:, :, :4], y], 2) for x, y in zip((key, value), more, strict=True))
-    )
+    assert_attends(cache, layers, [torch.cat([x[:, :, :4], y], 2) for x, y in zip((key, value), more, strict=True)])
     cache.crop(-7)
     for removed, words in ((-1, "1 tokens cannot be removed: 0 came after the prompt"), (3, "negative")):
         refuses(words, cache.crop, removed)

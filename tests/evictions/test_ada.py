@@ -162,9 +162,7 @@ def test_kept_sets_are_those_of_the_paper(first_share, count):
         start = view.regions_BN.shape[1] - len(codes)
         span = slice(start, start + codes.count(int(Region.CONTEXT)))
         for head in range(KV_HEADS):
-            its, norms = (
-                each[0, head, span].tolist() for each in (scores[layer].scores_BhN, scores[layer].notes[NORM])
-            )
+            its, norms = (it[0, head, span].tolist() for it in (scores[layer].scores_BhN, scores[layer].notes[NORM]))
             expected = plain_critical(its, norms, count, first_share, 0.01)
             assert set(kept[layer][0, head, span].nonzero()[:, 0].tolist()) == expected
 

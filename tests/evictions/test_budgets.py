@@ -106,9 +106,7 @@ def divide_plainly(layers, total):
     def shares(factor):
         return [min(max(factor * w, low), high) for w, low, high in zip(weights, least, most, strict=True)]
 
-    bends = sorted(
-        {Fraction(bound) / w for w, low, high in zip(weights, least, most, strict=True) for bound in (low, high)}
-    )
+    bends = sorted({Fraction(b) / w for w, low, high in zip(weights, least, most, strict=True) for b in (low, high)})
     factor = bends[0]
     for low, high in itertools.pairwise(bends):
         if sum(shares(low)) <= total <= sum(shares(high)):

@@ -220,6 +220,4 @@ def test_gradients_reach_recycled_rows_and_routers_above_the_first_cut(tiny_fami
     assert touched[stays].all()
     kept = kept_of(64, int((stays[2:66]).sum()))
     assert int(touched[~stays].sum()) == recycled_counts(64 - kept)[0] - recycled_counts(64 - kept)[1]
-    assert [all(p.grad is not None for p in each.parameters()) for each in backbone.bank.selectors] == [False] + [
-        True
-    ] * 3
+    assert [all(p.grad is not None for p in it.parameters()) for it in backbone.bank.selectors] == [False] + [True] * 3

@@ -224,9 +224,7 @@ def test_layers_are_the_releases(tiny_family, tmp_path, pad_left):
         largest = paid.amax(0)
         return largest[visual].sum(0) * largest[after].sum(0)
 
-    check_stages(
-        backbone, pad_left, [1, 2, 3, 4], lambda tokens: [int(tokens * share) for share in SHARES[1][1:]], score
-    )
+    check_stages(backbone, pad_left, [1, 2, 3, 4], lambda tokens: [int(tokens * x) for x in SHARES[1][1:]], score)
 
 
 test_numbers_of_a_file_are_checked = refusing(

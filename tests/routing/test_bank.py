@@ -144,9 +144,7 @@ def test_the_state_is_restored_after_nesting_and_after_errors():
     projection = torch.nn.Linear(8, 8)
     bank.attach([projection], [torch.nn.Linear(8, 8)])
     hidden, routed = torch.randn(1, 3, 8), torch.ones(1, 3, dtype=torch.bool)
-    outer, inner = (
-        RoutingState(routed, ~routed, torch.arange(3)[None], torch.zeros(1, dtype=torch.long)) for _ in range(2)
-    )
+    outer, inner = (RoutingState(routed, ~routed, torch.arange(3)[None], torch.zeros(1).long()) for _ in range(2))
     with bank.routing(outer):
         with bank.routing(inner):
             projection(hidden)
