@@ -13,7 +13,6 @@ from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 
 PER_TOKEN = 3 * 2 * 8 * 4 * 2
-ORDERS = [[0, 1, 2], [2, 0, 1], [1, 1, 0], [2], [0, 0, 1, 1, 2, 2], [1, 2, 1, 1, 0]]
 
 
 def filled(sets: str, batch: int = 3) -> tuple[PackedCache, list]:
@@ -50,7 +49,7 @@ def pointers(cache: PackedCache) -> list[int]:
 
 
 @pytest.mark.parametrize("sets", SETS)
-@sampled("order", ORDERS, every=3, ids=str)
+@sampled("order", [[0, 1, 2], [2, 0, 1], [1, 1, 0], [2], [0, 0, 1, 1, 2, 2], [1, 2, 1, 1, 0]], every=3, ids=str)
 def test_chosen_samples_attend_as_their_dense_ones(sets, order):
     cache, layers = filled(sets)
     tail, samples = grown(cache, 3, 4), torch.tensor(order)
@@ -85,9 +84,7 @@ def test_crop_forgets_the_tail_only():
     assert cache.layers[0].get_mask_sizes(1) == (26, 0)
     assert torch.equal(cache.next_position, position - 2)
     more = grown(cache, 7, 3)
-    assert_attends(
-        cache, layers, tuple(torch.cat([x[:, :, :4], y], 2) for x, y in zip((key, value), more, strict=True))
-    )
+    assert_attends(cache, layers, [torch.cat([x[:, :, :4], y], 2) for x, y in zip((key, value), more, strict=True)])
     cache.crop(-7)
     for removed, words in ((-1, "1 tokens cannot be removed: 0 came after the prompt"), (3, "negative")):
         refuses(words, cache.crop, removed)

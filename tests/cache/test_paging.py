@@ -89,9 +89,7 @@ def test_several_tokens_at_a_time_read_everything():
     query, tail = random_scores(3, 1, 2, 3, 4), random_scores(4, 1, 2, 3, 4)
     plain = Block(None, block.parts)
     for new in (3, 1):
-        read, whole = (
-            packed_attention(query[:, :, :new], [own], only(tail[:, :, :new]), 0.5) for own in (paged, plain)
-        )
+        read, whole = (packed_attention(query[:, :, :new], [it], only(tail[:, :, :new]), 0.5) for it in (paged, plain))
         assert torch.equal(read, whole) == (new > 1)
 
 

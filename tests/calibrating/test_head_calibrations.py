@@ -28,13 +28,12 @@ from tests.support.prompt_views import NOBODY
 from tests.support.refusals import refuses
 from tests.support.text_families import text_batch, text_family
 
-SAMPLES = [(40, 4, 9), (30, 3, 6)]
 RECALLED = [(40, 4, 5), (30, 3, 4)]
 
 
 def told_again(pad_left=False):
     """Random texts whose answers say again a run of 5 tokens and one of 3 of their contexts."""
-    batch = text_batch(SAMPLES, pad_left)
+    batch = text_batch([(40, 4, 9), (30, 3, 6)], pad_left)
     ids, regions = batch.input_ids_BN, batch.regions_BN
     for sample in range(len(ids)):
         context, answer = ((regions[sample] == code).nonzero()[:, 0] for code in (Region.CONTEXT, Region.ANSWER))

@@ -230,6 +230,4 @@ REFUSED = [
     ("threshold", {"eviction": "pooled(kvzip)"}, "divides a budget"),
     ("threshold", {"scope": "everything"}, "scope"),
 ]
-test_wrong_settings_are_refused = refusing(
-    REFUSED, lambda name, settings, backbone: CALIBRATORS[name](**settings).check(backbone)
-)
+test_wrong_settings_are_refused = refusing(REFUSED, lambda it, own, backbone: CALIBRATORS[it](**own).check(backbone))

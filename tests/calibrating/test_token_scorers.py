@@ -78,9 +78,7 @@ def test_examples_are_what_layers_read_and_the_logs_of_kvzip_s_scores(shallow):
     inputs = {}
     hooks = [
         family.decoder.layers[layer].self_attn.register_forward_pre_hook(
-            lambda module, args, kwargs, layer=layer: inputs.update(
-                {layer: inputs.get(layer, kwargs["hidden_states"])}
-            ),
+            lambda module, _, kwargs, layer=layer: inputs.update({layer: inputs.get(layer, kwargs["hidden_states"])}),
             with_kwargs=True,
         )
         for layer in range(2)

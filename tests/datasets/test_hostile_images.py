@@ -183,9 +183,6 @@ def test_records_name_videos_in_the_order_of_their_marks(tmp_path):
     assert missing == ["a.png", "g.png", *LIST]
 
 
-ONE = talk("<video> hi", "yes")
-
-
 def test_frames_are_thinned_evenly_and_the_rate_with_them(tmp_path):
     source = VideoSource(frames(tmp_path / "v", 9), fps=3.0)
     whole, some = open_video(source), open_video(source, max_frames=3)
@@ -230,7 +227,7 @@ def test_frames_stay_in_their_folder(tmp_path):
     refuses(r"image 'link.png' lies outside of", lambda: open_video(VideoSource(folder)))
     assert len(open_video(VideoSource(folder, outside=True)).frames) == 2
     path = tmp_path / "images" / "train.json"
-    path.write_text(json.dumps([{"id": "x", "video": "../v", "conversations": ONE}]))
+    path.write_text(json.dumps([{"id": "x", "video": "../v", "conversations": talk("<video> hi", "yes")}]))
     refuses(r"record 'x': image '../v' lies outside of", lambda: InstructionRecords(path)[0])
 
 

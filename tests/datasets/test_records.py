@@ -152,9 +152,7 @@ SAME = {
     "a part with a file's URL": {"messages": said(("user", [{"image_url": "file://a.jpg"}, PARTS[1]]), ANSWER)},
     "parts without a type": {"messages": said(("user", [{"image": "a.jpg"}, {"text": "what ?"}]), ANSWER)},
     "a text among the parts": {"conversations": said(("human", [PARTS[0], "what ?"]), ("gpt", "a 7"))},
-    "OpenAI's newer parts": {
-        "messages": said(("user", NEWER), ("assistant", [{"type": "output_text", "text": "a 7"}]))
-    },
+    "OpenAI's new parts": {"messages": said(("user", NEWER), ("assistant", [{"type": "output_text", "text": "a 7"}]))},
     "columns of both forms": {
         "images": ["a.jpg"],
         "messages": [{**turn, "from": None, "value": None} for turn in ASKED],

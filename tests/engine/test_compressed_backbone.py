@@ -2,7 +2,6 @@
 
 import re
 
-import pytest
 import torch
 
 from subtoken_train.engine.build import Stage2Config, assemble
@@ -16,8 +15,6 @@ from tests.support.refusals import refusing
 from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
 from tests.support.tiny.qwen import qwen_batch, qwen_family, qwen_records
-
-MIXED = [(1, 9), (2, 7), (0, 12)]
 
 
 def test_text_only_batch_touches_every_router_and_costs_nothing(tiny_family):
@@ -49,7 +46,7 @@ def test_a_decoder_cut_trains_no_router_below_it(tiny_family):
     trained = {name: parameter for name, parameter in backbone.named_parameters() if parameter.requires_grad}
     routers = {name for name in trained if name.startswith("bank.")}
     assert {name.split(".")[2] for name in routers} == {"2", "3"}
-    result = backbone.run(make_batch(MIXED))
+    result = backbone.run(make_batch([(1, 9), (2, 7), (0, 12)]))
     backbone.logits(result)[result.rows.visible_BM].logsumexp(-1).sum().backward()
     assert all(parameter.grad is not None for parameter in trained.values())
 
@@ -61,23 +58,13 @@ SETTINGS = {
 }
 
 
-@pytest.fixture
-def build(tiny_family, tmp_path):
-
-    def made(name):
-        if name == "llava":
-            return tiny_family, make_batch([(1, 9), (1, 7)])
-        if name == "llama":
-            return text_family(), text_batch([(24, 8, 4), (16, 8, 4)])
-        family = qwen_family()
-        return family, qwen_batch(family, qwen_records(tmp_path))
-
-    return made
-
-
 @sampled("name", SETTINGS, every=3)
-def test_layers_are_recomputed_though_the_backbone_is_in_evaluation_mode(build, name):
-    family, batch = build(name)
+def test_layers_are_recomputed_though_the_backbone_is_in_evaluation_mode(tiny_family, tmp_path, name):
+    family = {"llava": lambda: tiny_family, "llama": text_family}.get(name, qwen_family)()
+    if name == "llava":
+        batch = make_batch([(1, 9), (1, 7)])
+    else:
+        batch = text_batch([(24, 8, 4), (16, 8, 4)]) if name == "llama" else qwen_batch(family, qwen_records(tmp_path))
     add_lora(family, LoraSettings(rank=4, dropout=0.0))
     backbone = compress(family, RoutingConfig(num_groups=8, kept_groups=2, fill="mean"), **SETTINGS[name])
     assert not family.decoder.layers[0].training

@@ -126,7 +126,6 @@ test_what_does_not_fit_is_refused = refusing(REFUSED)
 
 
 SHORT = [(0, 9, 6), (0, 3, 4)]
-CONTEXT_REDUCERS = ["quest", "compactor", "expected_attention", "kvzip"]
 
 
 def trained_loss(backbone, batch):
@@ -138,7 +137,7 @@ def trained_loss(backbone, batch):
     return loss.item(), {name: p.grad.clone() for name, p in backbone.named_parameters() if p.requires_grad}
 
 
-@pytest.mark.parametrize("name", CONTEXT_REDUCERS)
+@pytest.mark.parametrize("name", ["quest", "compactor", "expected_attention", "kvzip"])
 def test_samples_with_and_without_a_context_are_trained_together_as_each_alone(name):
     family = text_family()
     add_lora(family, LoraSettings(dropout=0.0))

@@ -231,9 +231,7 @@ def test_a_chat_template_opens_what_is_repeated(template, system):
     result = backbone.run(batch, cache=DynamicCache(config=family.decoder.config), pad_left=True)
     (plan,) = KVzip().tasks(batch.regions_BN)
     opening = "<|im_end|>\n<|im_start|>assistant\n" if template and system else "\n"
-    ids = [
-        tokens for text in (FIRST, opening) for tokens in family.tokenizer(text, add_special_tokens=False)["input_ids"]
-    ]
+    ids = [it for text in (FIRST, opening) for it in family.tokenizer(text, add_special_tokens=False)["input_ids"]]
     task = rows_of_task(family, result, plan)
     assert torch.equal(task.hidden_BSD[0, : len(ids)], family.token_states(torch.tensor(ids)))
     assert task.rows_BS.shape[1] == len(ids) + length - system == int(task_tokens(family, plan, batch.regions_BN))

@@ -106,9 +106,7 @@ def divide_plainly(layers, total):
     def shares(factor):
         return [min(max(factor * w, low), high) for w, low, high in zip(weights, least, most, strict=True)]
 
-    bends = sorted(
-        {Fraction(bound) / w for w, low, high in zip(weights, least, most, strict=True) for bound in (low, high)}
-    )
+    bends = sorted({Fraction(b) / w for w, low, high in zip(weights, least, most, strict=True) for b in (low, high)})
     factor = bends[0]
     for low, high in itertools.pairwise(bends):
         if sum(shares(low)) <= total <= sum(shares(high)):
@@ -172,7 +170,6 @@ CHAINS = [
 ]
 METHODS = [name for name in EVICTIONS if name != "quest_steps"] + CHAINS + ["chunk(snapkv)", "critical(h2o)"]
 LENGTHS = (1, 2, 3, 5, 7, 16, 17, 31, 64, 65, 127, 199)
-KEEP = (0.004, 0.125, 0.3, 0.5, 0.99)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -186,7 +183,7 @@ def test_all_of_a_budget_is_spent_and_nothing_more(name):
     prompts = [[int(code) for code in [Region.SYSTEM, *body * length, Region.QUERY]] for length in LENGTHS]
     views = layer_views(prompts, method.needs, "left")
     scores = [method.score(view) for view in views]
-    for keep in KEEP:
+    for keep in (0.004, 0.125, 0.3, 0.5, 0.99):
         candidates = candidates_of(method, views, keep)
         counts, kept = by_head(method.counts(scores, candidates)), method.keep(scores, candidates)
         heads = counts.shape[-1]

@@ -63,9 +63,7 @@ def test_masks_are_the_release_s(shared, tmp_path):
     assert total % heads == 0
     budget = torch.zeros(layers, batch, dtype=torch.long)
     budget[0] = total // heads
-    kept = method.keep(
-        [method.score(view) for view in views], Candidates([regions] * layers, [regions > 0] * layers, budget)
-    )
+    kept = method.keep([*map(method.score, views)], Candidates([regions] * layers, [regions > 0] * layers, budget))
     alike(method.name, "kvpress_duo", kept[params["layer_idx"]], ~tensors["evicted_mask"])
     for layer in range(layers):
         whole = kept[layer].all(-1)

@@ -215,10 +215,8 @@ class KeysGiven(View):
         return self.key_before
 
 
-@pytest.fixture
-def golden(shared, monkeypatch):
-    """(method, parameters, tensors, a view for each sample); the release standardises a batch together, so its scores
-    and sets, of two samples, have nothing here to be compared with."""
+def test_golden_parts(shared, monkeypatch):
+    """The release standardises a batch together: its scores and sets, of two samples, have nothing here to equal."""
     params, tensors = load(shared, "kvpress_compactor")
     method = build_eviction(
         "compactor",
@@ -235,11 +233,6 @@ def golden(shared, monkeypatch):
         view.__class__, view.key_before = KeysGiven, own["key_pre_rope"]
         views.append(view)
     monkeypatch.setattr("subtoken_train.evictions.keys.gaussian_sketch", lambda *_: tensors["sketch"][0])
-    return method, params, tensors, views
-
-
-def test_golden_parts(golden):
-    method, params, tensors, views = golden
     inner = torch.arange(method.sinks, params["T"] - method.last)
     query, key, pre = (tensors[name][:, :, inner] for name in ("query", "key", "key_pre_rope"))
     leverage = torch.stack([leverage_scores(*each) for each in zip(pre, tensors["sketch"], strict=True)])

@@ -119,6 +119,18 @@ def test_the_total_of_millions_of_entries(percent):
     assert KVCompose(**PAPER)._total(candidates).item() == percent * 80 * 131_072 // 100
 
 
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("keep", [0.05, 0.3, 0.8, 1.0])
+def test_budgets_of_heads(settings, keep):
+    method = KVCompose(structured=False, **settings)
+    views = layer_views(list(PROMPTS.values()), method.needs, "left", dropped=[(2, 0.5)])
+    _, counts, kept, candidates = plan(method, views, keep)
+    chosen = torch.stack([(a & b[:, None]).sum(-1) for a, b in zip(kept, candidates.competes_LBN, strict=True)])
+    assert torch.equal(chosen.sum((0, 2)), candidates.budget_LB.sum(0) * 2)
+    assert (chosen >= 1).all()
+    assert torch.equal(counts, chosen)
+
+
 @pytest.mark.parametrize("settings", HALVES)
 def test_each_half_can_be_left_out(settings):
     """Without composite tokens heads keep those of the best mean; without adaptive budgets layers keep alike."""

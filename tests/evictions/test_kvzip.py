@@ -135,9 +135,7 @@ def found(seed, layers=3, levels=None):
     regions = torch.zeros(2, 12, dtype=torch.long)
     regions[0], regions[1, 3:10] = C, C
     none = torch.zeros_like(regions, dtype=torch.bool)
-    scores = [
-        Scores((random_scores(seed + layer, 2, 2, 12, levels=levels) / 5).sigmoid(), none) for layer in range(layers)
-    ]
+    scores = [Scores((random_scores(seed + i, 2, 2, 12, levels=levels) / 5).sigmoid(), none) for i in range(layers)]
     budget = torch.tensor([[6, 3]] * layers)
     return scores, Candidates([regions] * layers, [regions > 0] * layers, budget)
 
@@ -307,9 +305,7 @@ def test_while_decoding_the_best_of_old_and_new_stay(pool, heads):
     ):
         for row, marks in zip(own.entries_BN[0].tolist(), own.heads_BNh[0], strict=True):
             if row >= 0 and batch.regions_BN[0, row] == Region.CONTEXT:
-                held |= {
-                    (layer, head, row): float(scores(layer, 0)[head, row]) for head in marks.nonzero()[:, 0].tolist()
-                }
+                held |= {(layer, h, row): float(scores(layer, 0)[h, row]) for h in marks.nonzero()[:, 0].tolist()}
     prompt = int((batch.regions_BN != Region.PADDING).sum())
     for call in range(14):
         decode(backbone, torch.tensor([[20 + call]]), cache)

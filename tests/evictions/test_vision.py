@@ -176,9 +176,6 @@ def test_recent_entries_are_part_of_the_budget(recent, window):
     assert kept[100 - window :].all()
 
 
-GOLDENS = ["tgvkv_ratio0.5", "tgvkv_ratio0.8"]
-
-
 def plain_scores(matrix, visual, rows, normalise):
     """(attention to vision, visual scores, column sums) of one sample; rows weigh by what later ones pay."""
     rows = list(rows)
@@ -265,7 +262,7 @@ class Golden:
         self.views = [DenseView(each[None], regions, TGVKV.needs) for each in self.tensors["attentions"]]
 
 
-@pytest.mark.parametrize("case", GOLDENS)
+@pytest.mark.parametrize("case", ["tgvkv_ratio0.5", "tgvkv_ratio0.8"])
 def test_golden_of_the_release(shared, case):
     """Of the prompt; ``decode1_kept_positions_*`` is left out: at every step the release drops one more entry."""
     golden = Golden(shared, case)

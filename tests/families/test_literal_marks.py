@@ -40,9 +40,7 @@ def test_an_escaped_mark_is_its_characters(family):
     visual = family.is_visual(torch.tensor(sample.input_ids))
     assert [int(region) == Region.VISUAL for region in sample.regions] == visual.tolist()
     decode = lambda ids: family.tokenizer.decode(ids, skip_special_tokens=True)  # noqa: E731
-    text = decode(
-        [token for token, region in zip(sample.input_ids, sample.regions, strict=True) if region == Region.QUERY]
-    )
+    text = decode([i for i, region in zip(sample.input_ids, sample.regions, strict=True) if region == Region.QUERY])
     assert unescaped(QUESTION) in text
     labels = [token for token in sample.labels if token != -100]
     assert decode(labels).removesuffix("<end_of_utterance>").strip() == unescaped(ANSWER)  # no token of its own here

@@ -46,10 +46,6 @@ def test_it_is_softmax_over_what_stands_before(rows, block):
                 assert torch.allclose(found[sample, head, row], expected, atol=1e-5)
 
 
-FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
-BOTH = ("flash", "efficient")
-
-
 def states(rows, columns, heads=4, kv_heads=2, width=16, dtype=torch.float32, device="cpu"):
     generator = torch.Generator().manual_seed(0)
     shapes = (heads, rows), (kv_heads, columns), (kv_heads, columns)
@@ -59,7 +55,7 @@ def states(rows, columns, heads=4, kv_heads=2, width=16, dtype=torch.float32, de
 @pytest.mark.parametrize(
     ("kv_heads", "width", "dtype", "masked", "expected"),
     [
-        (4, 128, torch.bfloat16, False, BOTH),
+        (4, 128, torch.bfloat16, False, ("flash", "efficient")),
         (4, 128, torch.bfloat16, True, ("efficient",)),
         (2, 128, torch.bfloat16, False, ("flash",)),
         (2, 128, torch.bfloat16, True, ()),
@@ -126,7 +122,7 @@ def test_a_fused_kernel_runs_every_call_on_a_gpu(dtype, kv_heads, width, rows):
     seen = torch.ones(2, 300, dtype=torch.bool, device="cuda")
     seen[1, :40] = False
     for each in (Seen(), Seen(seen), Seen(None, SlidingWindow(50, torch.arange(300, device="cuda").expand(2, -1)))):
-        with sdpa_kernel(FUSED):
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
             found = causal_attention(*given, each, width**-0.5, 64)
         wide = [x.double().cpu() for x in given]
         home = Seen(None if each.places_BK is None else each.places_BK.cpu(), each.window and windowed(300, 50))

@@ -131,7 +131,6 @@ def test_layers_below_a_reducers_cut_count_in_full(tiny_family, chain):
 
 
 LINEAR = RoutingConfig("linear", num_groups=8, kept_groups=2)
-EACH = Fraction(5, 8)
 
 
 def kept(backbone, batch, compression, tokens):
@@ -148,7 +147,7 @@ def test_it_holds_its_arms_bytes_and_less_than_an_entry_more(keep, unit):
         batch, reduced = text_batch([(tokens, 4, 0)]), tokens // 2
         ours = max(1, int(reduced * keep + 1e-9)) if unit == "fraction" else min(reduced, keep)
         assert kept(arm, batch, compression, tokens) == [ours] * 3
-        assert all(0 <= its - EACH * ours < 1 for its in kept(anchor, batch, compression, tokens))
+        assert all(0 <= its - Fraction(5, 8) * ours < 1 for its in kept(anchor, batch, compression, tokens))
 
 
 MIXED = [(1, 9), (2, 7), (0, 12)]

@@ -95,15 +95,11 @@ def test_a_decode_step_runs_no_router_and_copies_no_prompt(eviction, new):
     assert max(spy.made)[0] < entries * family.shape.value_dim, max(spy.made)
 
 
-OWN_SETS = build_eviction("ada(knorm)")
-BATCH = [(30, 5, 0), (21, 4, 0)]
-
-
 @torch.no_grad()
 def reads(layers, routed=False, reducer=None, **compression):
     routing = RoutingConfig(num_groups=4, kept_groups=1) if routed else None
     backbone = compress(text_family(layers=layers), routing, **(reducer or {})).eval()
-    cache, prompts = PackedCache(layers), text_batch(BATCH, pad_left=True)
+    cache, prompts = PackedCache(layers), text_batch([(30, 5, 0), (21, 4, 0)], pad_left=True)
     with host_reads() as found:
         prefill(backbone, prompts, cache, Compression(**compression))
     assert all(layer.blocks for layer in cache.layers)
@@ -119,7 +115,7 @@ READS = [
 IN_A_LAYER = [
     {"key_channels": 0.5, "key_window": 4},
     {"prefill_chunk": 16},
-    {"eviction": OWN_SETS, "keep": 0.5, "scope": "all"},
+    {"eviction": build_eviction("ada(knorm)"), "keep": 0.5, "scope": "all"},
 ]
 
 

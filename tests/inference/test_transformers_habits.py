@@ -148,9 +148,7 @@ def same(got, wanted):
 
 
 @pytest.mark.filterwarnings("ignore:Using the model-agnostic default")
-@pytest.mark.parametrize(
-    ("kind", "habit"), [*(("text", name) for name in TEXT), *(("pictures", name) for name in PICTURES)]
-)
+@pytest.mark.parametrize(("kind", "habit"), [*(("text", it) for it in TEXT), *(("pictures", it) for it in PICTURES)])
 def test_a_habit_gives_what_transformers_gives(kind, habit, request, monkeypatch):
     plain, reader = request.getfixturevalue(kind)
     call = {"text": TEXT, "pictures": PICTURES}[kind][habit]

@@ -148,9 +148,7 @@ def test_a_grid_names_them_and_their_anchors(backbone):
     pool = ModelPool()
     arms, notes = with_anchors(prepare(specs, pool), pool)
     assert not notes
-    assert [arm.facts.name for arm in arms[:2]] == [
-        f"whole-quest0.5-S8K{kept}-random-per_head-seed3" for kept in (4, 2)
-    ]
+    assert [it.facts.name for it in arms[:2]] == [f"whole-quest0.5-S8K{kept}-random-per_head-seed3" for kept in (4, 2)]
     assert [arm.facts.groups for arm in arms] == ["S8K4 random", "S8K2 random", "-", "-"]
     assert [arm.facts.nominal_kv for arm in arms[:2]] == [0.375, 0.3125]
     assert [arm.facts.anchor for arm in arms[:2]] == [arm.facts.name for arm in arms[2:]]

@@ -22,7 +22,6 @@ from tests.support.prompt_views import written
 from tests.support.refusals import refuses, refusing
 from tests.support.sampling import sampled
 
-MIXED = [(1, 9), (2, 7), (0, 12)]
 WHOLE = [name for name in REDUCERS if name not in ("quest", "evs", "vidcom2")]
 SHAPE = KVShape(16, 4, 64)
 
@@ -72,7 +71,7 @@ def test_everything_kept_is_the_backbone_also_through_the_gather(tiny_family, tm
     if name == "fitprune":
         own = Identity("made/here", None, "llava", shapes_digest(tiny_family))
         settings = {"calibration": written(tmp_path / "f.json", name, PruneSchedules([[1, 0.75, 0.75, 0.5]]), own)}
-    batch = make_batch(MIXED)
+    batch = make_batch([(1, 9), (2, 7), (0, 12)])
     plain, everything = compress(tiny_family), compress(tiny_family, name=name, keep_ratio=1.0, **settings)
     whole, seen = plain.run(batch).hidden_BMD, batch.regions_BN != Region.PADDING
     assert torch.equal(everything.run(batch).hidden_BMD, whole)

@@ -20,7 +20,6 @@ from tests.support.plain_choices import clusters_by_loop
 from tests.support.tiny.qwen import qwen_family
 from tests.support.truth_models import prompts
 
-MIXED = [(1, 9), (2, 7), (0, 12)]
 RELEASED = {1: [(300, 200, 110), (303, 110, 36), (238, 48, 26), (66, 30, 17)], 2: LISTS[2]}
 
 
@@ -169,7 +168,7 @@ def by_the_release(family, batch, reducer):
 def test_a_pass_is_the_releases_whatever_the_batch_and_the_padding(tiny_family, heads, version, pad_left):
     family = tiny_family if heads == "multi_head" else gqa_family()
     sharpen(family)
-    batch = make_batch(MIXED, pad_left)
+    batch = make_batch([(1, 9), (2, 7), (0, 12)], pad_left)
     backbone = compress(family, name="sparsevlm", keep_ratio=0.6, version=version, heads=2)
     result = backbone.run(batch, pad_left=pad_left)
     for sample in range(3):
@@ -221,6 +220,4 @@ def test_gradients_reach_recycled_rows_and_routers_above_the_first_cut(tiny_fami
     assert touched[stays].all()
     kept = kept_of(64, int((stays[2:66]).sum()))
     assert int(touched[~stays].sum()) == recycled_counts(64 - kept)[0] - recycled_counts(64 - kept)[1]
-    assert [all(p.grad is not None for p in each.parameters()) for each in backbone.bank.selectors] == [False] + [
-        True
-    ] * 3
+    assert [all(p.grad is not None for p in it.parameters()) for it in backbone.bank.selectors] == [False] + [True] * 3

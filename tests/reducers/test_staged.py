@@ -162,12 +162,6 @@ def test_stretches_of_different_rows_are_diagnosed(tiny_family):
     assert found.rank_tokens_R.tolist()[:64] == expected
 
 
-@pytest.fixture
-def file(tmp_path, tiny_family):
-    own = Identity("made/here", None, "llava", shapes_digest(tiny_family))
-    return written(tmp_path / "fit.json", "fitprune", PruneSchedules(SHARES), own)
-
-
 def view_of(regions, attention, count, last):
     """A cut's view of one layer's attention [B, H, N, N]."""
 
@@ -220,17 +214,17 @@ def test_the_average_is_the_keep_ratio_of_fitprune(ratio):
 
 
 @pytest.mark.parametrize("pad_left", [False, True])
-def test_layers_are_the_releases(tiny_family, file, pad_left):
+def test_layers_are_the_releases(tiny_family, tmp_path, pad_left):
     sharpen(tiny_family)
+    own = Identity("made/here", None, "llava", shapes_digest(tiny_family))
+    file = written(tmp_path / "fit.json", "fitprune", PruneSchedules(SHARES), own)
     backbone = compress(tiny_family, name="fitprune", keep_ratio=0.5, calibration=file)
 
     def score(paid, visual, after, asks):
         largest = paid.amax(0)
         return largest[visual].sum(0) * largest[after].sum(0)
 
-    check_stages(
-        backbone, pad_left, [1, 2, 3, 4], lambda tokens: [int(tokens * share) for share in SHARES[1][1:]], score
-    )
+    check_stages(backbone, pad_left, [1, 2, 3, 4], lambda tokens: [int(tokens * x) for x in SHARES[1][1:]], score)
 
 
 test_numbers_of_a_file_are_checked = refusing(

@@ -15,7 +15,6 @@ from tests.support.helpers import check_alone, compress, make_batch, unread
 from tests.support.sampling import sampled
 from tests.support.tiny.llava import TOKENS, next_batch, next_family, next_records
 
-MIXED = [(1, 9), (2, 7), (0, 12)]
 LAYOUT = TileLayout(((24, 48), (48, 24), (48, 48), (72, 24), (24, 72)), 24, 3)
 
 
@@ -70,7 +69,7 @@ def test_without_a_class_token_rows_stay_in_raster_order_at_their_own_places():
 @pytest.mark.parametrize("pad_left", [False, True])
 def test_a_batch_equals_its_samples_and_positions_count_anew(tiny_family, pad_left, name):
     backbone = compress(tiny_family, name=name, keep_ratio=0.25)
-    together = check_alone(backbone, make_batch(MIXED, pad_left), pad_left)
+    together = check_alone(backbone, make_batch([(1, 9), (2, 7), (0, 12)], pad_left), pad_left)
     assert together.rows.regions_BM.eq(Region.VISUAL).sum(-1).tolist() == [16, 32, 0]
     assert together.rows.next_position[:, 0].tolist() == together.rows.visible_BM.sum(-1).tolist()
 

@@ -21,7 +21,6 @@ from tests.support.helpers import compress, gqa_family, make_batch, random_score
 from tests.support.sampling import sampled
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 REDUCERS = {"fastv": {"stage": "embeds"}, "fastv, cut late": {"stage": "decoder"}, "random": {}}
 
 
@@ -56,7 +55,7 @@ def test_only_dropped_groups_of_routed_values_change(tiny_family, selector, layo
     backbone = compress(tiny_family, RoutingConfig(selector=selector, layout=layout))
     seen = {}
     for layer, block in enumerate(tiny_family.decoder.layers):
-        for name in PROJECTIONS:
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
             watch_last(
                 getattr(block.self_attn, name),
                 lambda _, args, output, key=(layer, name): seen.__setitem__(key, (args[0], output)),
@@ -145,9 +144,7 @@ def test_the_state_is_restored_after_nesting_and_after_errors():
     projection = torch.nn.Linear(8, 8)
     bank.attach([projection], [torch.nn.Linear(8, 8)])
     hidden, routed = torch.randn(1, 3, 8), torch.ones(1, 3, dtype=torch.bool)
-    outer, inner = (
-        RoutingState(routed, ~routed, torch.arange(3)[None], torch.zeros(1, dtype=torch.long)) for _ in range(2)
-    )
+    outer, inner = (RoutingState(routed, ~routed, torch.arange(3)[None], torch.zeros(1).long()) for _ in range(2))
     with bank.routing(outer):
         with bank.routing(inner):
             projection(hidden)

@@ -18,7 +18,6 @@ from tests.support.sampling import sampled
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
 FASTV = {"name": "fastv", "keep_ratio": 0.25}
-LEARNED = ("linear", "mlp")
 LAYER = 1
 
 
@@ -53,7 +52,7 @@ def test_the_formula_and_its_slope():
         assert gate(logits).dtype == torch.float32
 
 
-@sampled("selector", LEARNED, every=3)
+@sampled("selector", ("linear", "mlp"), every=3)
 @pytest.mark.parametrize("budget", ["per_token", "global"])
 @pytest.mark.parametrize("prior", ["none", "value_norm", "output_norm"])
 def test_neutral_settings_with_a_gate_are_the_backbone_bit_for_bit(tiny_family, selector, budget, prior):

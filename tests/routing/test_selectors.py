@@ -23,7 +23,6 @@ from tests.support.text_families import text_batch, text_family
 
 WIDTH, GROUPS = 128, 16
 LEARNED = ("linear", "mlp", "bilinear")
-HALF = [torch.bfloat16, torch.float16]
 
 
 def look(batch=2, length=12, width=WIDTH, seed=0, layer=0, dtype=torch.float32):
@@ -168,7 +167,7 @@ def gradients(layer, inputs, upstream):
     return [parameter.grad.clone() for parameter in layer.parameters()]
 
 
-@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(3, 5, 24), (2, 24)])
 def test_a_half_precision_input_gives_value_and_gradients_of_its_fp32_copy(dtype, bias, shape):

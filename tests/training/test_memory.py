@@ -182,7 +182,6 @@ def test_plan_steps(max_steps, max_epochs, batches, plan):
 
 WHOLE = ((1, 2, 2, 2, 4), (1, 2, 4, 0, 0))
 CUT = ((1, 2, 4), (1, 2, 4))
-BARE = ((1, 4), (1, 4))
 
 
 def rows(codes) -> Rows:
@@ -202,7 +201,7 @@ def record(*spans, codes=WHOLE, kept: dict[int, Tensor] | None = None) -> StepRe
         ([(0, 2, WHOLE)], 8, 8),
         ([(0, 2, CUT)], 8, 4),
         ([(0, 1, WHOLE), (1, 4, CUT)], 16, 4 + 3 * 2),
-        ([(0, 2, BARE)], 8, 0),
+        ([(0, 2, ((1, 4), (1, 4)))], 8, 0),
     ],
     ids=["everything", "before layer 0", "between layers", "nothing left"],
 )
