@@ -36,7 +36,7 @@ MOST = 1e100  # of a share, so that products with a budget and sums stay finite
 
 @dataclass(frozen=True)
 class PerLayer(Wrapper):
-    """Layers keep as much as they are told, by a number for each.
+    """Each layer keeps its own share of the budget, from a list.
 
     Source: ``per_layer_compression_press.py`` of kvpress 0.5.4. Here the budget stays the one that is asked for: the
     numbers are shares of it. kvpress's ratios c_l are therefore written as shares 1 - c_l, and their mean is
@@ -218,7 +218,7 @@ FINITE = 1e30
 
 @dataclass(frozen=True)
 class CriticalKV(Wrapper):
-    """CriticalKV (Feng et al., 2025): half of the budget goes by what an entry's value does to the layer's output.
+    """CriticalKV (Feng et al., 2025): half of the budget goes by how much a value changes the layer's output.
 
     Source: "Identify Critical KV Cache in LLM Inference from an Output Perturbation Perspective" (arXiv 2502.03805),
     Algorithm 1, and kvpress 0.5.4. The first half of a head's budget goes to the base's best entries, the rest to the
