@@ -58,7 +58,7 @@ def calibration_prompts(
     answers: bool,
     any_text: bool = False,
 ) -> PromptSource:
-    """Prompts for a backbone, as many as ``samples`` or a file has, with or without the answers after them.
+    """Return prompts for a backbone, as many as ``samples`` or a file has, with or without the answers.
 
     A language model reads ``recall`` (the default), or, without answers, a ``.jsonl`` file of prompts, or where
     ``any_text`` serves stretches of ``context_length`` tokens of another text; one that sees images a file of records.
@@ -112,7 +112,7 @@ Batches = Iterable[Batch]
 
 
 def named_method(eviction: str, options: str) -> Eviction:
-    """An eviction with its settings, ``KEY=VALUE`` with commas between them."""
+    """Build an eviction with its settings, ``KEY=VALUE`` with commas between them."""
     each = [option.strip() for option in options.split(",") if option.strip()]
     return build_eviction(eviction, **parse_settings(eviction, each))
 
@@ -149,7 +149,7 @@ class Calibrator(Method, ABC):
 
     @abstractmethod
     def numbers(self, backbone: CompressedBackbone, batches: Batches) -> CalibratedNumbers:
-        """Numbers that the method reads."""
+        """Measure the numbers that the method reads."""
 
     def check(self, backbone: CompressedBackbone) -> None:
         """Raise a worded ``ValueError`` where the backbone cannot be calibrated so."""
@@ -172,7 +172,7 @@ class Calibrator(Method, ABC):
         data: str | None = None,
         show: Callable[[int, int], None] | None = None,
     ) -> Calibration[CalibratedNumbers]:
-        """A calibration of a backbone in evaluation mode, ``identity`` its name; ``show`` sees (done, of how many)."""
+        """Calibrate a backbone in evaluation mode, ``identity`` its name; ``show`` sees (done, of how many)."""
         self.check(backbone)
         source = self.prompts(backbone.family, data)
         read = [0, 0]

@@ -193,7 +193,7 @@ def stopped_at(shares_L: list[float], target: float) -> list[float] | None:
 
 
 def bearable(mass_BM: Tensor, visual_BM: Tensor, total_B: Tensor, alpha: float) -> Tensor:
-    """Tokens of the lowest mass without which others hold (1 - alpha) of a total, bool [B, M]; one stays."""
+    """Mark the tokens of lowest mass without which others hold (1 - alpha) of a total, bool [B, M]; one stays."""
     mass_BM = mass_BM.double()
     order_BM = mass_BM.masked_fill(~visual_BM, torch.inf).sort(dim=-1, stable=True).indices
     ranked_BM = mass_BM.masked_fill(~visual_BM, 0.0).gather(-1, order_BM)

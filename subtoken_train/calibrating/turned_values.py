@@ -79,7 +79,7 @@ class ValueMoments:
         self.counts[layer] = self.counts.get(layer, 0) + value_hnd.shape[1]
 
     def means(self, dtype: torch.dtype) -> list[Tensor]:
-        """Means of all layers, [h, d, d] in fp64."""
+        """Return the means of all layers, [h, d, d] in fp64."""
         found = [self.sums[layer] / self.counts[layer] for layer in sorted(self.sums)]
         if not all(bool(are_finite(each)) for each in found):
             raise no_numbers("while its values were read", dtype)

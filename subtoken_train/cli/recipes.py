@@ -171,7 +171,7 @@ def _matched(cli: RecipeCLI) -> Reducer:
 
 
 def anchor_words(argv: list[str]) -> list[str]:
-    """The command line that trains the anchor of a command line's recipe."""
+    """Return the command line that trains the anchor of a command line's recipe."""
     from subtoken_train.cli.recipe import RecipeCLI
 
     settings = anchor_settings(RecipeCLI(read_source(argv)))
@@ -181,7 +181,7 @@ def anchor_words(argv: list[str]) -> list[str]:
 
 
 def anchor_text(source: Path, target: Path) -> str:
-    """The recipe of the anchor of ``source``, as a file that will lie at ``target``."""
+    """Write the recipe of the anchor of ``source``, as a file that will lie at ``target``."""
     content = read_recipe(source)
     quiet_libraries()
     from subtoken_train.cli.recipe import RecipeCLI

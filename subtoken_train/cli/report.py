@@ -82,7 +82,7 @@ def write_report(
 
 
 def print_summary(report: Report) -> None:
-    """A table of all arms, and what is wrong with any of them."""
+    """Print a table of all arms, and what is wrong with any of them."""
     from subtoken_train.benchmarking.comparison import aligned_columns
     from subtoken_train.evaluation.reporting.report import NOTHING, measured_text, nominal_text
     from subtoken_train.evaluation.reporting.score_tables import MEANS, Estimate

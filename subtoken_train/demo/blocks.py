@@ -43,7 +43,7 @@ _HOUR = 3600  # seconds that a visitor's answers and pictures are kept
 
 
 def build_page(models: SideBySide) -> gr.Blocks:
-    """The page over some models; ``launch`` it with ``looks()``."""
+    """Build the page over some models; ``launch`` it with ``looks()``."""
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(_HOUR, _HOUR)) as page:
         gr.Markdown(f"# {TITLE}\n\n{SEEN}")
         samples = [list(preset) for preset in presets(models.sees_images)]
@@ -119,7 +119,7 @@ def _settings(compresses: bool, reads: bool) -> list[gr.components.Component]:
 
 
 def looks() -> gr.themes.Base:
-    """A theme without fonts of others."""
+    """Return a theme without fonts of others."""
     return gr.themes.Base(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
 
 

@@ -131,14 +131,14 @@ def marked_text(answer: SideAnswer, layer: int) -> str:
 
 
 def token_picture(answer: SideAnswer, layer: int, dark: bool = False) -> Image.Image | None:
-    """The picture with the tokens that a layer keeps; as it is where they cannot be drawn (``answer.undrawn``)."""
+    """Draw the tokens that a layer keeps on the picture; without them where that is impossible (``answer.undrawn``)."""
     if answer.undrawn is not None or answer.image is None:
         return answer.image
     return kept_picture(answer.image, answer.family, answer.batch, answer.plan, [layer], dark)
 
 
 def group_pictures(answer: SideAnswer, layer: int) -> list[Image.Image]:
-    """Kept groups of all layers, and those of every kept token in one; none where nothing is routed."""
+    """Draw the kept groups of all layers, and those of every kept token in one; none where nothing is routed."""
     kept = kept_groups(answer.plan, answer.batch.regions_BN[0])
     if kept is None:
         return []

@@ -125,7 +125,7 @@ def head_counts(alpha_LBh: Tensor, least_LB: Tensor, most_LB: Tensor, total_B: T
 
 @dataclass(frozen=True)
 class SimLayerKV(Eviction):
-    """SimLayerKV (Zhang et al., 2024): lazy layers keep first and recent entries, all others every one.
+    """SimLayerKV (Zhang et al., 2024): lazy layers keep the first and recent entries, others keep all.
 
     Source: "SimLayerKV: A Simple Framework for Layer-Level KV Cache Reduction" (2410.13846), its code and kvpress
     0.5.4. A layer is lazy if the last rows, mean over rows and query heads, pay more than a threshold of their

@@ -100,7 +100,7 @@ LEAST = 0.01  # share of its entries that every layer keeps, where the budget ha
 
 @dataclass(frozen=True)
 class MEDA(LookM):
-    """MEDA (Wan et al., 2025): layers whose text and image look at each other widely keep more, by LOOK-M's choice.
+    """MEDA (Wan et al., 2025): layers with wide attention between text and image keep more, by LOOK-M's choice.
 
     Source: "MEDA: Dynamic KV Cache Allocation for Efficient Multimodal Long-Context Inference" (2502.17599) and its
     code (AIoT-MLSys-Lab/MEDA @0e1a53b). A layer's cross-modal entropy is that of text's attention to the visual entries

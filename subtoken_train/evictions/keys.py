@@ -112,7 +112,7 @@ def anchor_similarity(key_BhNd: Tensor, entries_BN: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LagKV(Eviction):
-    """LagKV (Liang et al., 2025): entries that vary most in the terms of the entries that follow them.
+    """LagKV (Liang et al., 2025): entries that vary most on the scale of the entries after them.
 
     Source: "LagKV: Lag-Relative Information of the KV Cache Tells Which Tokens Are Important" (2504.04704), in the form
     of kvpress 0.5.4. After the sinks the prompt is cut into partitions. The smallest and the largest value of each
@@ -266,7 +266,7 @@ def standardised(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Compactor(Eviction):
-    """Compactor (Chari & Van Durme, 2025): keys that stand out, and what a chunk attends to both ways.
+    """Compactor (Chari & Van Durme, 2025): entries whose keys stand out, or that their chunk attends to.
 
     Source: "Compactor: Calibrated Query-Agnostic KV Cache Compression with Approximate Leverage Scores" (2507.08143),
     in the form of kvpress 0.5.4. The first and the last few entries always stay. For all others: (a) approximate

@@ -271,7 +271,7 @@ def after_carried(view: View, new_BhN: Tensor) -> Tensor:
 
 @dataclass(frozen=True, init=False, eq=False)
 class TrainedGates(Eviction):
-    """DMS: entries whose trained gate is closed go once a delay has passed.
+    """DMS: entries whose trained gate is closed are dropped after a delay.
 
     Source: "Inference-Time Hyper-Scaling with KV Cache Compression" (arXiv 2506.05345); the gates are those of an
     adapter that was trained with the routing budget ``delayed``, which joins its compression by itself: the threshold 0

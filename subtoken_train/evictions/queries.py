@@ -146,7 +146,7 @@ class HeadDirections(CalibratedNumbers):
 
 @dataclass(frozen=True)
 class QFilter(Eviction):
-    """Q-Filters (Godey et al., 2025): keys that point where queries point stay, by one direction per head.
+    """Q-Filters (Godey et al., 2025): entries whose keys point where their head's queries point.
 
     Source: "Q-Filters: Leveraging QK Geometry for Efficient KV Cache Compression" (arXiv 2503.02812), section 3, and
     its code. The direction u of a head is the first right singular vector of its queries, not centred, with the sign of
@@ -194,7 +194,7 @@ FURTHEST = 1 << 16  # positions that are averaged
 
 @dataclass(frozen=True)
 class ExpectedAttention(Eviction):
-    """ExpectedAttention (Devoto et al., 2025): the attention that queries still to come are expected to pay.
+    """ExpectedAttention (Devoto et al., 2025): entries that future queries are expected to attend to.
 
     Source: "Expected Attention: KV Cache Compression by Estimating Attention from Future Queries Distribution"
     (2510.00636), in the form of kvpress 0.5.4. Queries before their rotary embedding are taken to be normal, with the
@@ -306,7 +306,7 @@ def pair_lengths(vectors_BhNd: Tensor, rotation: Rotation) -> Tensor:
 
 @dataclass(frozen=True)
 class TriAttention(Eviction):
-    """TriAttention (2026): the attention that a head's mean query is going to pay.
+    """TriAttention (2026): entries that a head's mean query will attend to.
 
     Source: arXiv 2604.04921 and its code (WeianMao/triattention). Before their rotary embedding a head's queries lie
     around one centre, which ``subtoken-train calibrate triattention`` finds; the logit of an entry at a distance is

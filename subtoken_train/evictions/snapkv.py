@@ -252,7 +252,7 @@ class HeadScores(CalibratedNumbers):
 
 @dataclass(frozen=True)
 class HeadKV(SnapKV):
-    """HeadKV (Fu et al., 2024): heads that look at what an answer needs keep more entries; SnapKV chooses which.
+    """HeadKV (Fu et al., 2024): heads that attend to what answers need keep more entries; SnapKV chooses which.
 
     Source: "Not All Heads Matter: A Head-Level KV Cache Compression Method with Integrated Retrieval and Reasoning"
     (2410.19258) and its code (FYYFU/HeadKV @0862a09). How much a head looks at needles is found once for a backbone
@@ -320,7 +320,7 @@ def head_budgets(score_TB: Tensor, floor: float, budget_TB: Tensor, window_TB: T
 
 @dataclass(frozen=True)
 class SparseMM(HeadKV):
-    """SparseMM (Wang et al., 2025): heads that look at what an answer tells keep more entries.
+    """SparseMM (Wang et al., 2025): heads that attend to what answers describe keep more entries.
 
     Source: "SparseMM: Head Sparsity Emerges from Visual Concept Responses in MLLMs" (2506.05344) and its code
     (CR400AF-A/SparseMM @f52655b). Windows, an equal ``floor`` of what they leave (its ``ratio``), and the rest by

@@ -37,7 +37,7 @@ MOST = 1e100  # of a share, so that products with a budget and sums stay finite
 
 @dataclass(frozen=True)
 class PerLayer(Wrapper):
-    """Layers keep as much as they are told, by a number for each.
+    """Each layer keeps its own share of the budget, from a list.
 
     Source: ``per_layer_compression_press.py`` of kvpress 0.5.4. The numbers are shares of the budget that is asked for:
     kvpress's ratios c_l are written 1 - c_l, and their mean is ``eviction_keep``. A method that divides the budget
@@ -203,7 +203,7 @@ FINITE = 1e30
 
 @dataclass(frozen=True)
 class CriticalKV(Wrapper):
-    """CriticalKV (Feng et al., 2025): half of the budget goes by what an entry's value does to the layer's output.
+    """CriticalKV (Feng et al., 2025): half of the budget goes by how much a value changes the layer's output.
 
     Source: "Identify Critical KV Cache in LLM Inference from an Output Perturbation Perspective" (arXiv 2502.03805),
     Algorithm 1, and kvpress 0.5.4. The first half of a head's budget goes to the base's best entries, the rest to the

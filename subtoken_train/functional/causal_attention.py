@@ -37,7 +37,7 @@ ALIGNED = 16  # bytes of which a head's width is a multiple for the memory-effic
 
 
 def fused_kernels(query_BHqd: Tensor, key_BhKd: Tensor, value_BhKd: Tensor, masked: bool = False) -> tuple[str, ...]:
-    """Kernels that take a call, "flash" before "efficient"; empty where only the matrix would do.
+    """List the kernels that take a call, "flash" before "efficient"; empty where only the matrix would do.
 
     ``masked``: whether there is a mask; else the call is causal, or nothing is hidden.
     """
@@ -55,7 +55,7 @@ def fused_kernels(query_BHqd: Tensor, key_BhKd: Tensor, value_BhKd: Tensor, mask
 
 
 def shared_heads(query_BHqd: Tensor, key_BhKd: Tensor, value_BhKd: Tensor, masked: bool) -> tuple[Tensor, Tensor]:
-    """Keys and values as they are where a kernel takes them, else each once for every query head that reads it."""
+    """Return keys and values as they are where a kernel takes them, else each once per query head that reads it."""
     shares = query_BHqd.shape[1] // key_BhKd.shape[1]
     taken = query_BHqd.device.type in SHARING and not torch.is_grad_enabled()
     if shares == 1 or taken or "flash" in fused_kernels(query_BHqd, key_BhKd, value_BhKd, masked):
@@ -72,7 +72,7 @@ def fused_attention(
     mask: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Attention of q rows to K columns, [B, H, q, d].
+    """Attend from q rows to K columns, [B, H, q, d].
 
     ``mask``: what is seen, bool, [q, K] after broadcasting axes; None: the rows are the last q of the K places, and
     each sees itself and all before it.
@@ -148,12 +148,12 @@ class Seen:
     delay: int = 0
 
     def until(self, end: int) -> Seen:
-        """The same of the first places."""
+        """Return the same of the first places."""
         places, keys = (None if each is None else each[..., :end] for each in (self.places_BK, self.keys_BhK))
         return replace(self, places_BK=places, keys_BhK=keys)
 
     def first_column(self, row: int) -> int:
-        """The first place that a row, or one after it, may see; positions do not rise over padding."""
+        """Return the first place that a row, or one after it, may see; positions do not rise over padding."""
         some_hidden = self.places_BK is not None or self.keys_BhK is not None
         return 0 if self.window is None or some_hidden else max(0, row + 1 - self.window.size)
 
@@ -176,7 +176,7 @@ class Seen:
 def causal_attention(
     query_BHqd: Tensor, key_BhKd: Tensor, value_BhKd: Tensor, seen: Seen, scale: float, block: int, dropout: float = 0.0
 ) -> Tensor:
-    """Attention of the last q of K places, [B, H, q, d]."""
+    """Attend from the last q of K places, [B, H, q, d]."""
     rows, columns = query_BHqd.shape[2], key_BhKd.shape[2]
     unmasked = all(each is None for each in (seen.places_BK, seen.window, seen.keys_BhK, seen.gate_BhK))
     if unmasked and (rows == columns or query_BHqd.is_cuda):
@@ -285,7 +285,7 @@ def attention_rows(
     window: SlidingWindow | None = None,
     surely: int = 0,
 ) -> Tensor:
-    """Attention probabilities of chosen rows, [B, H, W, N] in fp32; 0 everywhere in a row that may see no key.
+    """Return the attention of chosen rows, [B, H, W, N] in fp32; 0 everywhere in a row that may see no key.
 
     ``index_BW``: int64, -1 is none; ``keys_BN``: keys that may be seen, bool; ``offset``: place of the first query
     among the keys; ``surely``: number of first keys that are known to be seen by all rows.
@@ -345,7 +345,7 @@ def attention_received(
     largest: bool = False,
     most: int | None = None,
 ) -> Tensor:
-    """Attention that each key receives from the marked rows, the sum or the largest, [B, H, K] in fp32; 0 without rows.
+    """Return what each key receives from the marked rows, sum or largest, [B, H, K] in fp32; 0 without rows.
 
     ``weight_BN`` multiplies each row's. ``most``: rows that a sample marks at most, where that is known: few are
     computed alone on a GPU too, which nothing is read from.
@@ -385,7 +385,7 @@ def _blocks_of_rows(
 
 
 def attention_paid(blocks: Iterator[tuple[Tensor, Tensor]], over_heads: Literal["mean", "max"] = "mean") -> Tensor:
-    """Attention that all rows of some blocks pay to each position, [B, N] in fp32; a sample without rows gets zeros."""
+    """Return what all rows of some blocks pay to each position, [B, N] in fp32; a sample without rows gets zeros."""
     found = []
     for index_BW, attention_BHWN in blocks:
         rows_BWN = attention_BHWN.mean(1) if over_heads == "mean" else attention_BHWN.amax(1)

@@ -24,7 +24,7 @@ PAIRS = 2**25  # similarities that exist at a time
 def merged(
     kind: Merge, key_BhNd: Tensor, value_BhNd: Tensor, keep_BhN: Tensor, entries_BN: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Keys and values of a layer after its dropped entries were merged, [B, h, N, d] each.
+    """Merge a layer's dropped entries into kept ones; return keys and values after it, [B, h, N, d] each.
 
     ``keep_BhN``: entries that stay, bool; [B, 1, N] where all heads keep the same.
     """
@@ -46,7 +46,7 @@ def merged(
 
 
 def nearest_key(key_BhNd: Tensor, kept_BhN: Tensor, dropped_BhN: Tensor) -> tuple[Tensor, Tensor]:
-    """For every dropped row the kept one of its head whose key is most like its own, and how much, [B, h, N] each.
+    """Find for every dropped row the kept one of its head with the most similar key, and how similar, [B, h, N] each.
 
     All other rows, and those of a head that keeps nothing, go to themselves; ties go to the earlier row.
     """
@@ -72,7 +72,7 @@ def nearest_key(key_BhNd: Tensor, kept_BhN: Tensor, dropped_BhN: Tensor) -> tupl
 
 
 def nearest_anchor(anchors_BhN: Tensor, entries_BN: Tensor) -> Tensor:
-    """The row of the anchor that is nearest to every row, in entries, int64 [B, h, N]; ties go to the earlier anchor.
+    """Find the anchor's row that is nearest to every row, in entries, int64 [B, h, N]; ties go to the earlier anchor.
 
     Rows that are no entries, and all rows of a head without an anchor (``anchors_BhN``, bool), go to themselves.
     """
@@ -94,7 +94,7 @@ def nearest_anchor(anchors_BhN: Tensor, entries_BN: Tensor) -> Tensor:
 
 
 def joined_means(states_BhNd: Tensor, target_BhN: Tensor, weight_BhN: Tensor | None = None) -> Tensor:
-    """Every row's mean, in fp32, over the rows that go to it, [B, h, N, d]; one that none goes to stays as it is.
+    """Average, in fp32, the rows that go to every row, [B, h, N, d]; one that none goes to stays as it is.
 
     ``target_BhN``: where each row goes, int64, [B, 1, N] for all heads; ``weight_BhN``: what it counts (None: alike).
     """

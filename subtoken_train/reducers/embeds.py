@@ -232,7 +232,7 @@ class VideoReducer(RankingReducer, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class EVS(VideoReducer):
-    """EVS, efficient video sampling (Bagrov et al., 2025, arXiv:2510.14624): keep of each frame what is new in it.
+    """EVS, efficient video sampling (Bagrov et al., 2025, arXiv:2510.14624): keep what is new in each frame.
 
     As vLLM ships it (vllm-project/vllm #22980, read in 0.33.0): a token's dissimilarity is 1 - cosine of its projected
     feature to that in the same place of the frame before; the first frame comes first, and in the whole video the most

@@ -118,7 +118,7 @@ STEPS = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class PyramidDrop(StagedReducer):
-    """PyramidDrop (Xing et al., 2024): the language model in stages; at each stage's end a share of the image leaves.
+    """PyramidDrop (Xing et al., 2024): layers in stages; a share of the visual tokens leaves after each stage.
 
     Source: "PyramidDrop: Accelerating Your Large Vision-Language Models via Pyramid Visual Redundancy Reduction"
     (2410.17247), section 3. A reconstruction from the paper: stages of equal depth (layers 8, 16 and 24 of 32 are the
@@ -263,7 +263,7 @@ class PruneSchedules(CalibratedNumbers):
 
 @dataclass(frozen=True, kw_only=True)
 class FitPrune(StagedReducer):
-    """FitPrune (Ye et al., 2024): as many visual tokens leave after each layer as its attention was found to bear.
+    """FitPrune (Ye et al., 2024): each layer drops as many visual tokens as calibration found harmless.
 
     Source: "Fit and Prune: Fast and Training-free Visual Token Pruning for Multi-modal Large Language Models"
     (2409.10197) and its release (ywh187/FitPrune, d28e418). A visual token's score is what all visual rows pay to it

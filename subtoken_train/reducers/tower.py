@@ -208,7 +208,7 @@ def merged_tokens(tokens_TC: Tensor, received_T: Tensor, keys_Td: Tensor, chosen
 
 @dataclass(frozen=True, kw_only=True)
 class PruMerge(TowerReducer):
-    """LLaVA-PruMerge and PruMerge+ (Shang et al., 2024, arXiv:2403.15388): the class token's favourites, merged.
+    """LLaVA-PruMerge and PruMerge+ (Shang et al., 2024, arXiv:2403.15388): what the class token attends to, merged.
 
     As released (42Shawn/LLaVA-PruMerge, ``clip_encoder.py`` @097c041): in the tower's last layer, queries and keys
     being of one head as wide as the layer, the class token's attention ranks the tokens of an image. The best stay;
@@ -299,7 +299,7 @@ def important_and_distinct(tokens_TC: Tensor, received_T: Tensor, important: int
 
 @dataclass(frozen=True, kw_only=True)
 class VisPruner(TowerChoice):
-    """VisPruner (Zhang et al., 2025, arXiv:2412.01818v2): half by the tower's attention, half by removing doubles.
+    """VisPruner (Zhang et al., 2025, arXiv:2412.01818v2): half by the tower's attention, half by removing duplicates.
 
     As released (Theia-4869/VisPruner @aefa01a). The tokens that receive the most attention stay, from the class token
     where there is one, else from all patches (mean over heads); of the others, in the order of their attention, every

@@ -154,13 +154,13 @@ def estimate_memory(parts: CompressedBackbone, step: Step) -> MemoryEstimate:
 
 
 def record_rows(parts: CompressedBackbone, length: int, compressed: int) -> list[int]:
-    """Rows of a record of ``length`` positions in each layer, where the reducer has ``compressed`` of them."""
+    """Return a record's rows in each layer, of ``length`` positions, where the reducer has ``compressed`` of them."""
     counts = parts.reducer.running_tokens(compressed, parts.family.shape.num_layers)
     return [length - compressed + count for count in counts]
 
 
 def checkpoint_bytes(parts: CompressedBackbone, optimizer: OptimizerName) -> tuple[int, int]:
-    """Bytes of what trains, in fp32, and of a checkpoint: these with the optimiser's state."""
+    """Return the bytes of what trains, in fp32, and of a checkpoint: these with the optimiser's state."""
     trained = [parameter.numel() for parameter in parts.parameters() if parameter.requires_grad]
     adapter, state = FP32_BYTES * sum(trained), 0
     for count in trained:  # two moments

@@ -221,7 +221,7 @@ class SubTokenModule(L.LightningModule):
         return result, rows, targets, self.parts.logits(result, rows)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Log token-normalised answer loss and token accuracy (teacher-forced) on held-out records."""
+        """Log held-out records' token-normalised answer loss and token accuracy (teacher-forced)."""
         if self.in_step:
             see_blank_image(self.parts, batch)
         _, _, targets, logits = self.answered(batch)
@@ -344,7 +344,7 @@ def shard_layers(parts: CompressedBackbone, mesh: DeviceMesh) -> None:
 
 
 def is_sharded(module: nn.Module) -> bool:
-    """True if a process holds only a part of a model's weights (ZeRO-3, FSDP2)."""
+    """Return whether a process holds only a part of a model's weights (ZeRO-3, FSDP2)."""
     return any(isinstance(tensor, DTensor) or hasattr(tensor, "ds_id") for tensor in module.parameters())
 
 

@@ -39,7 +39,7 @@ class TaskMetric(Metric):
 
     @abstractmethod
     def compute(self) -> dict[str, float]:
-        """Scores by name. References' oddities are scores of their own name (``llava_f1``), never mixed into others."""
+        """Return scores by name. References' oddities are scores of their own name (``llava_f1``), never mixed in."""
 
     @staticmethod
     @abstractmethod

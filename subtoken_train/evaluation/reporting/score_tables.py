@@ -130,7 +130,7 @@ def _once(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def estimate_of(parts: Sequence[Estimate]) -> Estimate:
-    """The mean of the parts, samples resampled within each."""
+    """Estimate the mean of the parts, samples resampled within each."""
     whole = replace(
         parts[0],
         value=float(np.mean([part.value for part in parts])),
@@ -148,7 +148,7 @@ def estimate_of(parts: Sequence[Estimate]) -> Estimate:
 
 
 def score_of(arm: ArmResults, tasks: Sequence[str]) -> Estimate | None:
-    """An arm's primary score on a task, or the mean over several; None where one is missing or no fraction."""
+    """Return an arm's primary score on a task, or the mean over several; None where one is missing or no fraction."""
     found = _estimated([score_part(arm, task) for task in tasks])
     assert not isinstance(found, str)
     return found

@@ -152,7 +152,7 @@ _BEGINS = re.compile(r"\s*([A-Z])\.")
 
 
 def placed(text: str, answer: str) -> bool:
-    """MMStar's rule: the letter in the most telling place."""
+    """Return whether the letter in the most telling place is the answer (MMStar's rule)."""
     return best_placed_letter(text, _LETTERS) == answer.strip().upper()
 
 

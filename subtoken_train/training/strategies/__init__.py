@@ -192,7 +192,7 @@ _BARE = DeepSpeedStrategy | FSDPStrategy | ModelParallelStrategy
 
 
 def shares_weights(strategy: Strategy) -> bool:
-    """True if a strategy's processes hold parts of the weights, which none may load before the others."""
+    """Return whether a strategy's processes hold parts of the weights, which none may load before the others."""
     return isinstance(strategy, Fsdp2Strategy) or (isinstance(strategy, ZeroStrategy) and strategy.zero_stage_3)
 
 
