@@ -110,13 +110,10 @@ def settings_of(declared: type) -> dict[str, Setting]:
     for name, hint in get_type_hints(declared, include_extras=True).items():
         for note in getattr(hint, "__metadata__", ()):
             if isinstance(note, Setting):
-                found[name] = replace(note, kind=_kind(hint.__origin__))
+                first = get_args(hint.__origin__)[0] if get_origin(hint.__origin__) is UnionType else hint.__origin__
+                kind = dict if get_origin(first) is Mapping else first if first in KINDS else str
+                found[name] = replace(note, kind=kind)
     return found
-
-
-def _kind(hint: Any) -> type:
-    first = get_args(hint)[0] if get_origin(hint) is UnionType else hint
-    return dict if get_origin(first) is Mapping else first if first in KINDS else str
 
 
 ARM_SETTINGS = settings_of(ArmSettings)

@@ -3,7 +3,6 @@
 What can be refused is found out before a push, and a push is one commit.
 """
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from huggingface_hub.errors import (
 )
 
 from subtoken_train.artifact.whole_folder import CONFIG_FILE, PICTURE_FILE, RECIPE_FILE
-from subtoken_train.errors import shell_words
+from subtoken_train.errors import refuse, shell_words
 from subtoken_train.families.backbone_config import check_revision, is_gguf, is_hub_id, resolve
 from subtoken_train.families.online import hub_asked, silence
 from subtoken_train.resources import published_models
@@ -118,7 +117,20 @@ def check_destination(destination: Destination) -> None:
         raise ValueError(NO_TOKEN)
     api = HfApi()
     with hub_errors(repo_id):
-        _check_owner(api.whoami(), repo_id)
+        user = api.whoami()
+        allowed, whose = (
+            [user["name"], *(org["name"] for org in user.get("orgs", []))],
+            f"the token of {user['name']!r}",
+        )
+        names, role = (
+            ", ".join(f"{name}/..." for name in allowed),
+            user.get("auth", {}).get("accessToken", {}).get("role"),
+        )
+        stranger = repo_id.split("/", maxsplit=1)[0] not in allowed
+        refuse(
+            (stranger, f"{whose} may not write to {repo_id}; allowed: {names}"),
+            (role == "read", f"{whose} can only read; use one that can write to {repo_id}"),
+        )
         try:
             info = api.model_info(repo_id)
         except GatedRepoError:
@@ -146,16 +158,6 @@ def push_folder(folder: Path, destination: Destination) -> str:
             delete_patterns=list(_OURS),
         )
     return str(commit.commit_url)
-
-
-def _check_owner(user: dict[str, Any], repo_id: str) -> None:
-    """Check that a token's user, with the token's role, may write under a name."""
-    allowed = [user["name"], *(org["name"] for org in user.get("orgs", []))]
-    if repo_id.split("/", maxsplit=1)[0] not in allowed:
-        names = ", ".join(f"{name}/..." for name in allowed)
-        raise ValueError(f"the token of {user['name']!r} may not write to {repo_id}; allowed: {names}")
-    if user.get("auth", {}).get("accessToken", {}).get("role") == "read":
-        raise ValueError(f"the token of {user['name']!r} can only read; use one that can write to {repo_id}")
 
 
 @contextmanager
@@ -198,21 +200,17 @@ def worded(error: BaseException, repo_id: str, revision: str | None = None) -> s
 
 def _status(error: HfHubHTTPError, repo_id: str) -> str:
     """Return the message for an answer of the Hub that is an error."""
-    status = error.response.status_code
-    said = f": {error.server_message}" if error.server_message else ""
+    status, said = error.response.status_code, f": {error.server_message}" if error.server_message else ""
     if status == 401 and not isinstance(error, RepositoryNotFoundError):
         return BAD_TOKEN
     if status in (401, 404):
-        return (
-            f"{repo_id} is not on the Hub, or this token may not see it ({status}); check the name, and log in "
-            "('hf auth login') where it is private"
-        )
+        unseen = f"{repo_id} is not on the Hub, or this token may not see it ({status})"
+        return f"{unseen}; check the name, and log in ('hf auth login') where it is private"
     if status == 403:
         return f"this token may not write to {repo_id} (403{said}); use a token with write permission there"
     if status >= 500 or status == 429:
         return f"the Hub cannot serve this now ({status}{said}); try again later"
-    first = re.sub(r"\s+", " ", str(error)).strip()
-    return f"the Hub refused {repo_id}: {first}"
+    return f"the Hub refused {repo_id}: {' '.join(str(error).split())}"
 
 
 CHECKPOINTS = "checkpoints"  # folder of a run

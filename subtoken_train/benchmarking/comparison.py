@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from subtoken_train.benchmarking.rounds import WARMUP, SideFigures, cell, measure, middle_ms, ratios
+from subtoken_train.benchmarking.rounds import WARMUP, cell, measure, middle_ms, ratios
 from subtoken_train.benchmarking.sides import PackedSide, Side, dense_sides
 from subtoken_train.benchmarking.synthetic_prompts import PromptParts, draw_prompts
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
@@ -104,7 +104,10 @@ def run_row(
     sides, notes = comparison(subject, draw_prompts(subject.family, parts, batch_size), new_tokens)
     done, total = itertools.count(1), len(sides) * (1 + WARMUP + pairs)
     figures = measure(sides, new_tokens, pairs, ran=lambda: progress(next(done), total))
-    notes += _bytes_apart(figures, subject.name)
+    if ANCHOR in figures:
+        held = [part["payload"] + part["index"] for part in (figures[n].prompt_bytes for n in (ANCHOR, subject.name))]
+        if abs(apart := held[0] / held[1] - 1) > ROUNDING:
+            notes.append(f"the anchor's prompt takes {held[0]:,} bytes, {apart:+.1%} against the arm's {held[1]:,}")
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load > cores:
         notes.append(f"load average {load:.1f} on {cores} cores: other programs ran, so the times are too long")
@@ -121,16 +124,6 @@ def run_row(
         "ratios": ratios(figures, subject.name),
         "notes": notes,
     }
-
-
-def _bytes_apart(figures: Mapping[str, SideFigures], ours: str) -> list[str]:
-    if ANCHOR not in figures:
-        return []
-    held = [found["payload"] + found["index"] for found in (figures[name].prompt_bytes for name in (ANCHOR, ours))]
-    apart = held[0] / held[1] - 1
-    if abs(apart) <= ROUNDING:
-        return []
-    return [f"the anchor's prompt takes {held[0]:,} bytes, {apart:+.1%} against the arm's {held[1]:,}"]
 
 
 def _reducer(reducer: Reducer) -> str:

@@ -88,7 +88,18 @@ def other_machine(
     family: Family, path: str, backbones: Collection[str], dtype: str, quantization: str = "none"
 ) -> list[str]:
     """List in which points model, device and precision are not the paper's, which measures on one ``GPU``."""
-    found, device = _smaller(family, path, backbones), family.device.type
+    found, device, known = list[str](), family.device.type, published_config(path)
+    if path not in backbones or known is None:
+        found.append(f"{path} is none of the paper's backbones")
+    else:
+        own, text = family.model.config.get_text_config(), known.get_text_config()
+        names = {"num_hidden_layers": "layers", "hidden_size": "width", "num_attention_heads": "heads"}
+        compared = [(word, getattr(own, name), getattr(text, name), ",") for name, word in names.items()]
+        if family.image_token_id is not None:
+            have, whole = (config.vision_config.to_dict().get for config in (family.model.config, known))
+            tower = "layers of the vision tower"
+            compared += [(tower, have(name), whole(name), "") for name in ("num_hidden_layers", "depth")]
+        found += [f"{word} {ours:{form}} instead of {its:{form}}" for word, ours, its, form in compared if ours != its]
     if device != "cuda":
         found.append(f"on a {device.upper()}, without its memory allocator's peak")
     elif GPU not in (name := torch.cuda.get_device_name(family.device)):
@@ -97,25 +108,6 @@ def other_machine(
         found.append(f"{dtype} instead of {DTYPE}")
     if quantization != "none":
         found.append(f"weights in {quantization}")
-    return found
-
-
-def _smaller(family: Family, path: str, backbones: Collection[str]) -> list[str]:
-    known = published_config(path)
-    if path not in backbones or known is None:
-        return [f"{path} is none of the paper's backbones"]
-    found, own, text = [], family.model.config.get_text_config(), known.get_text_config()
-    names = {"num_hidden_layers": "layers", "hidden_size": "width", "num_attention_heads": "heads"}
-    for name, word in names.items():
-        if (have := getattr(own, name)) != (whole := getattr(text, name)):
-            found.append(f"{word} {have:,} instead of {whole:,}")
-    if family.image_token_id is None:
-        return found
-    towers = [config.vision_config.to_dict() for config in (family.model.config, known)]
-    for name in ("num_hidden_layers", "depth"):
-        have, whole = (tower.get(name) for tower in towers)
-        if have != whole:
-            found.append(f"layers of the vision tower {have} instead of {whole}")
     return found
 
 

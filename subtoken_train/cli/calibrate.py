@@ -5,16 +5,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from subtoken_train.calibrating import CALIBRATORS
 from subtoken_train.cli.terminal import counter, quiet_libraries
 from subtoken_train.errors import check_word
 from subtoken_train.outputs import check_new
-
-if TYPE_CHECKING:
-    from subtoken_train.engine.compressed_backbone import CompressedBackbone
-    from subtoken_train.types import Identity
 
 HELP = """Measure the numbers that a method needs for a backbone, and write them to a file.
 
@@ -72,13 +67,16 @@ def run(args: argparse.Namespace) -> int:
     check_new([out], args.overwrite)
     from subtoken_train.artifact.hub import adapter_folder, check_there
 
-    if args.adapter is not None:
-        adapter_folder(args.adapter)
+    folder = None if args.adapter is None else adapter_folder(args.adapter)
     if args.backbone is not None:
         check_there(args.backbone)
     quiet_libraries()
+    from subtoken_train.artifact.config import read_config
+    from subtoken_train.artifact.folder import identify
     from subtoken_train.calibrations import write_calibration
+    from subtoken_train.families.backbone_config import BackboneConfig
     from subtoken_train.inference.compression import read_settings
+    from subtoken_train.inference.pool import load_backbone
 
     kind = CALIBRATORS.find(args.method)
     fields = {field.name: field for field in dataclasses.fields(kind)}
@@ -86,24 +84,12 @@ def run(args: argparse.Namespace) -> int:
     for name in settings:
         check_word(f"option of {args.method}", name, fields)
     calibrator = kind(**settings)
-    backbone, identity = _load(args)
+    backbone = load_backbone(folder or args.backbone, backbone=folder and args.backbone, device=args.device)
+    own = BackboneConfig(path=args.backbone or "")
+    identity = identify(backbone.family, own) if folder is None else read_config(folder).identity
     calibration = calibrator.run(backbone, identity, args.data, counter("prompts"))
     write_calibration(out, calibration, args.overwrite)
     read = calibration.data
     print(f"{calibration.numbers.words()}\n{read.samples} prompts of {read.name}, {read.tokens:,} tokens")
     print(f"calibration of {args.method} written to {out}")
     return 0
-
-
-def _load(args: argparse.Namespace) -> tuple[CompressedBackbone, Identity]:
-    from subtoken_train.artifact.config import read_config
-    from subtoken_train.artifact.folder import identify
-    from subtoken_train.artifact.hub import adapter_folder
-    from subtoken_train.families.backbone_config import BackboneConfig
-    from subtoken_train.inference.pool import load_backbone
-
-    if args.adapter is None:
-        backbone = load_backbone(args.backbone, device=args.device)
-        return backbone, identify(backbone.family, BackboneConfig(path=args.backbone))
-    folder = adapter_folder(args.adapter)
-    return load_backbone(folder, backbone=args.backbone, device=args.device), read_config(folder).identity

@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 
 import torch
 
+from subtoken_train.artifact.card import routing_words
 from subtoken_train.artifact.hub import check_name, check_published
 from subtoken_train.cli.recipe import RecipeCLI
-from subtoken_train.cli.run_plan import Reading, on_cpu, percent, size_words, steps_of
+from subtoken_train.cli.run_plan import Reading, on_cpu, size_words, steps_of
 from subtoken_train.cli.terminal import about
 from subtoken_train.cli.trainer_parts import KINDS
 from subtoken_train.datasets.chats import asked_words, chat_sample, reads_chats, wholly_read
@@ -31,8 +32,6 @@ from subtoken_train.families.backbone_config import resolve
 from subtoken_train.families.family import Family
 from subtoken_train.families.load import machine_memory
 from subtoken_train.families.lora import LoraSettings
-from subtoken_train.routing import RoutingConfig
-from subtoken_train.routing.base import POOLS
 from subtoken_train.training.loss import CrossEntropy
 from subtoken_train.training.preflight import (
     NominalPrompt,
@@ -63,7 +62,8 @@ def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPro
     named = f"{reducer.name}, keeps {reducer.keep_ratio:g}"
     named += f" ({most}{reducer.kept_words(prompt.tokens, depth)} of {prompt.tokens})"
     yield f"reducer    {', '.join(filter(None, [named, reducer.words]))}"
-    yield f"routing    {_routing_words(module.routing_config)}"
+    routing = module.routing_config
+    yield f"routing    {'none, a token-only arm' if routing is None else routing_words(routing)}"
     yield f"LoRA       {_lora_words(module.lora_settings)}"
     if (stage2 := module.stage2_config) is not None:
         read = "not read: --offline; its LoRA is assumed to be as above"
@@ -84,26 +84,6 @@ def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPro
     checkpointing = "with" if module.gradient_checkpointing else "without"
     yield f"trainer    precision {cli.config.trainer.precision or '32-true'}, {checkpointing} gradient checkpointing"
     yield f"output     {cli.output_dir}"
-
-
-def _routing_words(config: RoutingConfig | None) -> str:
-    if config is None:
-        return "none, a token-only arm"
-    learned = [f" of rank {config.query_rank}"] if config.selector == "bilinear" else []
-    learned += [f", {key} {value}" for key, value in config.selector_options.items()]
-    learned += [", query-conditioned"] * config.query_conditioned
-    learned += [f", reads {' and '.join(config.features)}"] if config.features else []
-    budget = f"{config.budget} budget"
-    if config.budget == "delayed":
-        budget = f"gates of heads, {percent(config.byte_share)} of them open in the end, delay {config.window}"
-    if config.budget == "bytes":
-        budget = f"keys and groups in {percent(config.byte_share)} of the bytes of {POOLS[config.byte_pool]}"
-        budget += f", sinks {config.sinks}, window {config.window}"
-    rest = [f"fill {config.fill}"] if config.fill != "zero" else []
-    rest += [f"{config.score_prior} prior"] if config.score_prior != "none" else []
-    rest += ["value gate"] * config.value_gate
-    head = f"{config.words}{''.join(learned)}"
-    return ", ".join([head, config.layout, budget, *rest, f"balance weight {config.balance_weight:g}"])
 
 
 def _lora_words(lora: LoraSettings) -> str:

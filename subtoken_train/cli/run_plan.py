@@ -89,7 +89,11 @@ class RunPlan:
             yield f"compute    not known: {self.work}"
         else:
             yield f"compute    {_span(self.flops, '{:.1e}'.format)} FLOPs: {self.work}"
-            yield f"time       {self._time_words(self.flops)}"
+            time = f"{on_gpus(self.flops)}, at {UTILISATION:.0%} of the bf16 peak (docs/launch.md)"
+            time = "on a CPU; 'subtoken-train check' measures the pace of small models" if self.on_cpu else time
+            if self.seconds is not None:
+                time = f"{about(self.seconds)} on this machine, at the pace that was measured now"
+            yield f"time       {time}"
             if not self.on_cpu:
                 yield f"on eight   {on_gpus(self.flops, 'of 8 {}s', 1 / 8)}, if they share it evenly"
                 if price is not None:
@@ -102,13 +106,6 @@ class RunPlan:
             yield f"disk       {size_words(sum(size for _, size in self.disk))} at most: {parts}"
         for what, size, how in self.missing:
             yield f"missing    {what} ({'size not known here' if size is None else size_words(size)}): {how}"
-
-    def _time_words(self, flops: tuple[float, float]) -> str:
-        if self.seconds is not None:
-            return f"{about(self.seconds)} on this machine, at the pace that was measured now"
-        if self.on_cpu:
-            return "on a CPU; 'subtoken-train check' measures the pace of small models"
-        return f"{on_gpus(flops)}, at {UTILISATION:.0%} of the bf16 peak (docs/launch.md)"
 
     def _fits(self) -> str:
         if self.on_cpu:

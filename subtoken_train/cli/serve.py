@@ -86,7 +86,11 @@ def run(args: argparse.Namespace) -> int:
     if not settings.keys and settings.hosts == ("*",):
         words = f"--host {args.host} without --api-key-file: whoever reaches it is answered"
         warnings.warn(words, SubTokenWarning, stacklevel=2)
-    devices, say = args.device.split(","), partial(_say, settings.name)
+    devices = args.device.split(",")
+
+    def say(url: str) -> None:
+        print(f"{url} serves {settings.name!r} (Ctrl-C ends it)", flush=True)
+
     if len(devices) > 1:
         serve_on(devices, partial(_server, args), args.host, args.port, say)
         return 0
@@ -114,10 +118,6 @@ def _server(args: argparse.Namespace, device: str) -> ChatServer:
     if model.device.type == "cpu":
         native.library()  # compiled before the first answer
     return ChatServer(Answerer(model, spec, _limits(args), store), _settings(args))
-
-
-def _say(name: str, url: str) -> None:
-    print(f"{url} serves {name!r} (Ctrl-C ends it)", flush=True)
 
 
 def _limits(args: argparse.Namespace) -> Limits:

@@ -19,7 +19,7 @@ from subtoken_train.evaluation.picture import kept_picture, kept_tokens
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.ledger.kv_budget import share_words
 from subtoken_train.resources import resource
-from subtoken_train.types import LayerPlan, Plan, in_compressed_region
+from subtoken_train.types import Plan, in_compressed_region
 
 PICTURE_QUESTION = "what is at C2 ?"
 """Chosen because the shipped models answer it differently; the answer is yellow 7."""
@@ -50,20 +50,19 @@ LEGEND = (
 def facts_table(answers: Sequence[SideAnswer]) -> str:
     """HTML: a row for each answer, which a narrow page shows as a card. Bytes are ``CacheReport``'s, without slack."""
     head = "".join(f"<th>{name}</th>" for name in COLUMNS)
-    rows = [zip(COLUMNS, _row(answer), strict=True) for answer in answers]
-    cells = ["".join(f'<td data-name="{name}">{escape(text)}</td>' for name, text in row) for row in rows]
-    body = "".join(f"<tr>{row}</tr>" for row in cells)
+    body = ""
+    for answer in answers:
+        report = answer.report
+        held = report.total_bytes - report.slack_bytes
+        whole = report.kept_entries is not None and report.nominal_fraction == 1
+        nominal = "-" if whole else f"{report.nominal_fraction:.3%}"
+        shares = share_words(held / report.dense_bytes, 1), nominal, f"{report.realised_fraction:.3%}"
+        seconds = f"{answer.prefill_seconds:.2f}", f"{answer.decode_seconds:.2f}"
+        texts = f"{held:,}", *shares, f"{report.index_bytes:,}", *seconds, str(answer.tokens)
+        row = zip(COLUMNS, (answer.title, answer.method, *texts), strict=True)
+        cells = "".join(f'<td data-name="{name}">{escape(text)}</td>' for name, text in row)
+        body += f"<tr>{cells}</tr>"
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p>{LEGEND}</p>"
-
-
-def _row(answer: SideAnswer) -> tuple[str, ...]:
-    report = answer.report
-    held = report.total_bytes - report.slack_bytes
-    whole = report.kept_entries is not None and report.nominal_fraction == 1
-    nominal = "-" if whole else f"{report.nominal_fraction:.3%}"
-    shares = share_words(held / report.dense_bytes, 1), nominal, f"{report.realised_fraction:.3%}"
-    seconds = f"{answer.prefill_seconds:.2f}", f"{answer.decode_seconds:.2f}"
-    return answer.title, answer.method, f"{held:,}", *shares, f"{report.index_bytes:,}", *seconds, str(answer.tokens)
 
 
 _matplotlib = threading.Lock()  # its settings are the process's
@@ -89,20 +88,16 @@ def kept_groups(plan: Plan, regions_N: Tensor) -> KeptGroups | None:
     if groups is None:
         return None
     keys = next((layer.heads_BNh.shape[-1] for layer in plan.layers if layer.heads_BNh is not None), 0)
-    marks = [_marks(layer, regions_N, keys, groups) for layer in plan.layers]
+    marks = []
+    for layer in plan.layers:
+        valid, parts = layer.entries_BN[0] >= 0, list[Tensor]()
+        shown = in_compressed_region(regions_N.cpu()[layer.entries_BN[0][valid].cpu()])
+        for marks_BNk, columns in ((layer.heads_BNh, keys), (layer.group_mask_BNS, groups)):
+            whole = torch.ones(int(shown.sum()), columns, dtype=torch.bool)
+            parts.append(whole if marks_BNk is None else marks_BNk[0][valid].cpu()[shown])
+        marks.append(torch.cat(parts, -1))
     # a layer that keeps no token keeps none of their groups
     return KeptGroups(keys, torch.stack([each.float().sum(0) / max(1, len(each)) for each in marks]), marks)
-
-
-def _marks(layer: LayerPlan, regions_N: Tensor, keys: int, groups: int) -> Tensor:
-    valid = layer.entries_BN[0] >= 0
-    entries = layer.entries_BN[0][valid].cpu()
-    shown = in_compressed_region(regions_N.cpu()[entries])
-    parts = []
-    for marks_BNk, columns in ((layer.heads_BNh, keys), (layer.group_mask_BNS, groups)):
-        whole = torch.ones(int(shown.sum()), columns, dtype=torch.bool)
-        parts.append(whole if marks_BNk is None else marks_BNk[0][valid].cpu()[shown])
-    return torch.cat(parts, -1)
 
 
 def token_words(answer: SideAnswer, layer: int) -> list[tuple[str, float | None]]:

@@ -134,20 +134,17 @@ class SideBySide:
         for spec in specs:
             spec.compression().check(self._family)  # before the backbone answers for nothing
         if isinstance(about, str):
-            self._check_text(about, question)
+            if not about.strip() or not question.strip():
+                raise ValueError("text or question is empty; write both, or use the example")
+            bound, length = position_bound(self._family.model.config), len(self._family.tokenizer(about)["input_ids"])
+            words = f"the text has {length:,} tokens, and the model was made for {bound or 0:,}, its answer among them"
+            refuse((bound is not None and length > bound - ANSWER_TOKENS, f"{words}; shorten the text"))
         stopped = threading.Event()
         try:
             for place, (side, spec) in enumerate(zip(self.sides, specs, strict=True)):
                 yield from self._answer(place, side, partial(self._asked, side, spec, about, question, raw, stopped))
         finally:
             stopped.set()
-
-    def _check_text(self, text: str, question: str) -> None:
-        if not text.strip() or not question.strip():
-            raise ValueError("text or question is empty; write both, or use the example")
-        bound, length = position_bound(self._family.model.config), len(self._family.tokenizer(text)["input_ids"])
-        words = f"the text has {length:,} tokens, and the model was made for {bound or 0:,}, its answer among them"
-        refuse((bound is not None and length > bound - ANSWER_TOKENS, f"{words}; shorten the text"))
 
     def _answer(self, place: int, side: ShownModel, asked: Callable[[Say], SideAnswer]) -> Iterator[Spoken]:
         pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # of an answer made in a thread of its own
@@ -233,22 +230,18 @@ def _of_backbone(pool: ModelPool, anchor: str | None, backbone: str | None) -> l
 
 def _of_adapter(pool: ModelPool, adapter: str, anchor: str | None, backbone: str | None) -> list[ShownModel]:
     config = pool.adapter(adapter)
-    if anchor is not None:
-        _check_backbones(pool, adapter, anchor, backbone)
     source = adapter_backbone(pool.folder(adapter), config, backbone)
+    if anchor is not None:
+        other = vars(in_one_place(adapter_backbone(pool.folder(anchor), pool.adapter(anchor), backbone)))
+        own = vars(in_one_place(source)).items()
+        differ = [f"{name} {value} and {other[name]}" for name, value in own if value != other[name]]
+        words = f"{adapter} and its anchor {anchor} are not on one backbone ({', '.join(differ)})"
+        refuse((differ, f"{words}; use an anchor that was trained on the same one"))
     whole = partial(pool.get, source.path, revision=source.revision, backbone=source)
     if config.merged:  # its backbone is in these weights alone
         whole = partial(pool.get, adapter, reducer=build_reducer("none"), selector="none")
-    own = "adapter" if config.routing is None else "routed model"
+    title = "adapter" if config.routing is None else "routed model"
     sides = [ShownModel("backbone", whole, False)]
     if anchor is not None:
         sides.append(ShownModel("anchor", partial(pool.get, anchor, backbone=backbone), True))
-    return [*sides, ShownModel(own, partial(pool.get, adapter, backbone=backbone), True)]
-
-
-def _check_backbones(pool: ModelPool, adapter: str, anchor: str, backbone: str | None) -> None:
-    sources = (adapter_backbone(pool.folder(name), pool.adapter(name), backbone) for name in (adapter, anchor))
-    own, other = (vars(in_one_place(source)) for source in sources)
-    differ = [f"{name} {own[name]} and {other[name]}" for name in own if own[name] != other[name]]
-    words = f"{adapter} and its anchor {anchor} are not on one backbone ({', '.join(differ)})"
-    refuse((differ, f"{words}; use an anchor that was trained on the same one"))
+    return [*sides, ShownModel(title, partial(pool.get, adapter, backbone=backbone), True)]

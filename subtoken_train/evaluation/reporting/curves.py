@@ -122,7 +122,11 @@ def _curve(backbone: str, name: str, members: list[ArmResults], arms: Sequence[A
     reference = nearest[0] if len(nearest) == 1 else None
     chosen = [*([] if reference is None else [reference]), *members]
     tasks = tuple(task for task in chosen[0].runs if all(_usable(arm, task) for arm in chosen))
-    scored = _scored(chosen, tasks)
+    scored: list[tuple[str, str | None]] = []  # the subtasks that all runs have, else the task as a whole
+    for task in tasks:
+        runs = [run for arm in chosen for run in arm.answered(task).values()]
+        shared = [name for name in runs[0].subtasks if all(name in run.subtasks for run in runs)]
+        scored += [(task, name) for name in shared] or [(task, None)]
     points = [point for arm in chosen if (point := _point(arm, tasks, reference, scored)) is not None]
     if all(point.arm is reference for point in points):
         return None
@@ -143,16 +147,6 @@ def _curve(backbone: str, name: str, members: list[ArmResults], arms: Sequence[A
         area(ratios, scores) if ratios[-1] > ratios[0] else None,
         {tolerance: edges for tolerance, edges in found.items() if edges is not None},
     )
-
-
-def _scored(arms: Sequence[ArmResults], tasks: Sequence[str]) -> Scored:
-    """Return the tasks of eq. 10: the subtasks that all runs have, else the task as a whole."""
-    scored: list[tuple[str, str | None]] = []
-    for task in tasks:
-        runs = [run for arm in arms for run in arm.answered(task).values()]
-        shared = [name for name in runs[0].subtasks if all(name in run.subtasks for run in runs)]
-        scored += [(task, name) for name in shared] or [(task, None)]
-    return scored
 
 
 def _value(arm: ArmResults, task: str, name: str | None) -> float:

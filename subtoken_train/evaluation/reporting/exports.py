@@ -6,6 +6,7 @@ The CSV is in long format, a row per arm, task and score; nothing is rounded awa
 import math
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -13,7 +14,6 @@ from subtoken_train.evaluation.reporting.report import (
     NOTES,
     Cell,
     Report,
-    Section,
     cell_text,
     query_aware_text,
     sections,
@@ -60,11 +60,7 @@ def report_csv(report: Report) -> str:
     there = {SPREAD: any(row.arm.facts.by_threshold for row in arms), PAPER: any(row.printed for row in arms)}
     further = [name for name, wanted in there.items() if wanted]
     frame = pd.DataFrame(rows, columns=[*HEADINGS, *further], dtype=object)
-    return frame_csv(frame.astype(KINDS | dict.fromkeys(further, "float64")))
-
-
-def frame_csv(frame: pd.DataFrame) -> str:
-    """Return a frame as CSV with columns of ``HEADINGS``, each of its kind in ``KINDS``, and perhaps two more."""
+    frame = frame.astype(KINDS | dict.fromkeys(further, "float64"))
     return str(frame.to_csv(index=False, float_format="%.6f", lineterminator="\n"))
 
 
@@ -127,23 +123,13 @@ _LATEX_SPECIAL = re.compile("|".join(map(re.escape, _LATEX_ESCAPES)))
 
 def report_latex(report: Report) -> str:
     """Return all score tables."""
-    shown = [part for part in sections(report) if isinstance(part.about, ScoreTable)]
-    return "\n\n".join([r"% \usepackage{booktabs,xcolor}", *map(_latex_table, shown)]) + "\n"
-
-
-def _latex_table(part: Section) -> str:
-    frame = part.written(_latex_cell)
-    text: str = (
-        frame.rename(columns=latex_escape)
-        .style.hide(axis="index")
-        .to_latex(
-            column_format=f"l{'r' * (frame.shape[1] - 1)}",
-            caption=latex_escape(part.title),
-            position_float="centering",
-            hrules=True,
-        )
-    )
-    return text.rstrip()
+    blocks = [r"% \usepackage{booktabs,xcolor}"]
+    for part in (part for part in sections(report) if isinstance(part.about, ScoreTable)):
+        frame = part.written(_latex_cell).rename(columns=latex_escape)
+        how: dict[str, Any] = {"column_format": f"l{'r' * (frame.shape[1] - 1)}", "caption": latex_escape(part.title)}
+        text = frame.style.hide(axis="index").to_latex(**how, position_float="centering", hrules=True)
+        blocks.append(str(text).rstrip())
+    return "\n\n".join(blocks) + "\n"
 
 
 def _latex_cell(cell: Cell, samples: int) -> str:

@@ -192,19 +192,16 @@ class KindScores:
 
 def make_kinds(arms: Sequence[ArmResults]) -> list[KindScores]:
     """All tasks with more kinds than one whose samples have scores in 0..1."""
-    found = [_of_task(task, arms) for task in dict.fromkeys(task for arm in arms for task in arm.runs)]
-    return [kinds for kinds in found if len(kinds.kinds) > 1]
-
-
-def _of_task(task: str, arms: Sequence[ArmResults]) -> KindScores:
-    estimates: dict[str, dict[str, Estimate]] = {}
-    order: dict[str, None] = {}
-    for arm in arms:
-        runs = list(arm.answered(task).values())
-        if runs and all(run.samples.score.between(0, 1).all() for run in runs):
-            order |= dict.fromkeys(kind for run in runs for kind in run.samples.kind)
-            estimates[arm.name] = _of_arm(runs, arm.is_moot(task))
-    return KindScores(task, tuple(order), estimates)
+    found = []
+    for task in dict.fromkeys(task for arm in arms for task in arm.runs):
+        estimates, order = dict[str, dict[str, Estimate]](), dict[str, None]()
+        for arm in arms:
+            runs = list(arm.answered(task).values())
+            if runs and all(run.samples.score.between(0, 1).all() for run in runs):
+                order |= dict.fromkeys(kind for run in runs for kind in run.samples.kind)
+                estimates[arm.name] = _of_arm(runs, arm.is_moot(task))
+        found += [KindScores(task, tuple(order), estimates)] if len(order) > 1 else []
+    return found
 
 
 def _of_arm(runs: Sequence[Run], moot: bool) -> dict[str, Estimate]:

@@ -19,6 +19,7 @@ from pyarrow import ArrowInvalid
 
 from subtoken_train.datasets import image_sources as media
 from subtoken_train.documents import check_regular, parse_json
+from subtoken_train.errors import at_place
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.families.online import hub_asked, silence
 from subtoken_train.typed import shown
@@ -158,10 +159,8 @@ def read_jsonl(path: Path, columns: Sequence[str] = ()) -> list[FileRow]:
 
 
 def _parsed(text: str, place: str) -> Any:
-    try:
+    with at_place("", f"; {CUT_OFF}"):
         return parse_json(text, place)
-    except ValueError as error:
-        raise ValueError(f"{error}; {CUT_OFF}") from None
 
 
 def _object(values: Any, place: str, columns: Sequence[str]) -> FileRow:
@@ -240,8 +239,7 @@ def read_split(
         if not paths:
             below = "data" if config is None else config
             raise ValueError(f"task {task.name}: {source} has no {below}/{split}-*.parquet. {task.where}")
-        places = [f"{path}, row {row + 1}" for path in paths for row in range(_count_rows(path))]
-        dataset = _from_files(paths)
+        dataset, places = _from_files(paths)
     if missing := [name for name in (*columns, *images) if name not in dataset.column_names]:
         here = ", ".join(dataset.column_names)
         raise ValueError(f"{source} ({label}) has no column {', '.join(missing)}; its columns are {here}")
@@ -267,17 +265,16 @@ def _encoded_image(dataset: Dataset, row: int, column: str) -> bytes:
     return bytes(value)
 
 
-def _count_rows(path: Path) -> int:
-    check_regular(path)
+def _from_files(paths: list[Path]) -> tuple[Dataset, list[str]]:
+    places = list[str]()
+    for path in paths:
+        check_regular(path)
+        try:
+            places += [f"{path}, row {row + 1}" for row in range(pq.read_metadata(path).num_rows)]
+        except (ArrowInvalid, OSError) as error:
+            raise ValueError(f"{path} is cut off or no Parquet file ({_reason(error)}); fetch it again") from None
     try:
-        return int(pq.read_metadata(path).num_rows)
-    except (ArrowInvalid, OSError) as error:
-        raise ValueError(f"{path} is cut off or no Parquet file ({_reason(error)}); fetch it again") from None
-
-
-def _from_files(paths: list[Path]) -> Dataset:
-    try:
-        return _encoded(load_dataset("parquet", data_files=[str(path) for path in paths], split="train"))
+        return _encoded(load_dataset("parquet", data_files=[str(path) for path in paths], split="train")), places
     except Exception as error:  # whatever the readers of broken files raise
         reason = _reason(error.__cause__ or error)
         raise ValueError(f"{paths[0].parent} cannot be read as Parquet ({reason}); fetch it again") from None

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from subtoken_train.documents import check_file_name
 from subtoken_train.errors import MAX_TOKENS
-from subtoken_train.evaluation.metrics.metric import MeanScores, Prediction, TaskMetric
+from subtoken_train.evaluation.metrics.metric import MeanScores, Prediction, TaskMetric, mean_of
 from subtoken_train.evaluation.tasks.files import FileRow, benchmark_text, read_split, read_table, task_source
 from subtoken_train.evaluation.tasks.image_questions import lettered
 from subtoken_train.evaluation.tasks.task import Sample, Task
@@ -67,17 +67,11 @@ def _only(prediction: Prediction) -> float:
     return value
 
 
-class MultipleChoice(MeanScores):
-    """``accuracy``: the share of questions whose likeliest choice is right; among equals the first counts as chosen.
+MultipleChoice = mean_of("accuracy", lambda said, of: said.index(max(said)) == of["answer"])
+"""The share of questions whose likeliest choice is right; among equals the first counts as chosen.
 
-    Likelihoods are taken as they are, not divided by length. A reference holds ``answer``, the right choice's index.
-    """
-
-    names = ("accuracy",)
-
-    @staticmethod
-    def figures(prediction: list[float], reference: Mapping[str, Any]) -> dict[str, float]:
-        return {"accuracy": float(prediction.index(max(prediction)) == reference["answer"])}
+Likelihoods are taken as they are, not divided by length. A reference holds ``answer``, the right choice's index.
+"""
 
 
 _LETTERS = "ABCD"
