@@ -45,7 +45,7 @@ class Cut:
 
 
 class DecoderReducer(Reducer, ABC):
-    """Cuts between decoder layers. How much stays is known before: ``layer_tokens``."""
+    """A reducer that cuts between decoder layers; how much stays is known before: ``layer_tokens``."""
 
     @abstractmethod
     def cuts(self, num_layers: int) -> tuple[int, ...]:
@@ -64,7 +64,7 @@ class DecoderReducer(Reducer, ABC):
 
 
 class RankedCuts(DecoderReducer):
-    """Every cut ranks the visual tokens by a score."""
+    """A reducer whose every cut ranks the visual tokens by a score."""
 
     @abstractmethod
     def scores(self, view: View) -> Tensor:
@@ -79,7 +79,7 @@ class RankedCuts(DecoderReducer):
 
 
 class StagedReducer(RankedCuts):
-    """Cuts several times; ``keep_ratio`` is the average share of the visual tokens that all layers hold."""
+    """A reducer of several cuts; ``keep_ratio`` is the average share of the visual tokens that all layers hold."""
 
     stage: ClassVar[Stage] = "decoder"
     staged: ClassVar[bool] = True
