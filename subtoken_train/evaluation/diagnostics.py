@@ -105,7 +105,7 @@ def observe(backbone: CompressedBackbone, batch: Batch, with_relevance: bool = F
 
 @contextmanager
 def global_budget(bank: RouterBank) -> Iterator[None]:
-    """Let the routers divide N * K groups among all tokens of a sample inside the block."""
+    """Inside the block the routers share out N * K groups over all tokens of a sample."""
     previous = bank.config
     bank.config = replace(previous, budget="global")
     try:
