@@ -34,7 +34,7 @@ class Evictor(Protocol):
 
 
 class PackedCache(Cache):  # type: ignore[misc]
-    """Packed layers, and where the next token stands.
+    """A KV cache of packed layers, and where the next token stands.
 
     Attributes:
         next_position: position id of the next token, [B, 1] or (mRoPE) [3, B, 1]; None before a prompt.

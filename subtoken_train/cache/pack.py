@@ -25,7 +25,7 @@ from subtoken_train.types import CutKeys, LayerPlan, Layout
 
 @dataclass(frozen=True)
 class Kind:
-    """Entries of a row that are stored alike."""
+    """A kind of entries of a row: those that are stored alike."""
 
     routed: bool
     cut: bool
@@ -35,7 +35,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class PlanMarks:
-    """A layer's plan, by the rows of its storage."""
+    """A layer's plan, sorted by the rows of its storage."""
 
     rows_RM: Tensor  # the row of the prompt that each entry is, int64
     kinds: list[Kind]  # routed ones first, of these the cut ones, of these full runs; the last: stored whole

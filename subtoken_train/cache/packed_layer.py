@@ -30,7 +30,7 @@ SLACK = 64  # tokens by which a full tail grows
 
 
 class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
-    """One layer: packed blocks of the prompt, and the tail.
+    """One layer of a packed cache: blocks of the prompt, and the tail of later tokens.
 
     Under a ``window`` every token sees what stands less than so many positions before it; entries that leave it stay.
     ``keys`` and ``values`` are the tail's, [B, h, T, d], of which ``tail_length`` places are tokens.

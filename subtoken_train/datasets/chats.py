@@ -36,7 +36,7 @@ def reads_chats(source: CorpusSource, tokenizer: Any) -> bool:
 
 @dataclass(frozen=True)
 class ChatLimits:
-    """Tokens of a chat, and how it is written."""
+    """Limits of a chat in tokens, and how it is written."""
 
     length: int  # of the whole; a longer one is cut at the right, behind its prompt
     context: int  # of its context, at most

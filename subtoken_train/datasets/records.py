@@ -41,7 +41,7 @@ _COLUMNS: dict[str, Kind] = {
 
 @dataclass(frozen=True)
 class Record:
-    """One conversation."""
+    """One conversation of a data file."""
 
     id: str  # the record's own id (its position in the file where it has none), as text
     images: list[PictureSource]  # images and videos in the order of their placeholders; empty for a text-only record

@@ -19,7 +19,7 @@ QUERY_TOKENS = 64  # last tokens of a prompt that ask, unless told
 
 @dataclass(frozen=True)
 class TextSample:
-    """One unpadded sequence."""
+    """One text as unpadded token ids."""
 
     input_ids: Sequence[int]  # token ids; a BOS, where there is one, is the first of the system's or the context
     context_length: int

@@ -107,4 +107,4 @@ def _in_use(host: str, port: int) -> ValueError:
 
 
 def _no_host(host: str) -> ValueError:
-    return ValueError(f"--host {host} is no address of this machine; 127.0.0.1 is heard here alone, 0.0.0.0 everywhere")
+    return ValueError(f"--host {host} is no address of this machine; use 127.0.0.1 (only here) or 0.0.0.0 (everywhere)")

@@ -46,7 +46,7 @@ from subtoken_train.view.view import ABSENT, View
 
 
 class CompressedBackbone(nn.Module):
-    """Family + reducer + router bank. Without a bank it is a token-only arm; with reducer ``none``, the backbone."""
+    """A family with a reducer and a router bank: without a bank a token-only arm, with reducer ``none`` the model."""
 
     def __init__(self, family: Family, reducer: Reducer, bank: RouterBank | None = None) -> None:
         super().__init__()

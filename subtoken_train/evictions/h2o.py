@@ -141,7 +141,7 @@ def entropy_of(view: View, rows_BN: Tensor, keys_BN: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Elastic(Eviction):
-    """Elastic Cache (Liu et al., 2024): entries that gathered most attention stay, as anchors of those that go.
+    """Elastic Cache (Liu et al., 2024): entries that gathered most attention stay, and take in those that go.
 
     Source: "Efficient Inference of Vision Instruction-Following Models with Elastic Cache" and its code: the attention
     that an entry receives, summed over all rows, mean over all query heads, one set for a layer. A dropped entry is

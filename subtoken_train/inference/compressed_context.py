@@ -120,7 +120,7 @@ def _named(batch: Batch, family: Family) -> Batch:
 
 @dataclass(frozen=True)
 class Questions:
-    """Questions of every context; ``nested``: they were given as a list for each."""
+    """The questions about every context; ``nested``: they were given as a list for each."""
 
     of_each: list[list[str]]
     nested: bool

@@ -42,7 +42,7 @@ def places_of_pieces(stored_n: Tensor, per_head: int, entries: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Format:
-    """The model's own dtype, stored as it is; formats that round override what differs.
+    """A storage format. This one keeps the model's own dtype; formats that round override what differs.
 
     ``bits`` are those of a stored channel, for which the fused kernels are compiled; 0: the model's dtype.
     """
@@ -164,7 +164,7 @@ class Symmetric(Format):
 
 @dataclass(frozen=True)
 class Rotated(Symmetric):
-    """The same of keys in a basis of their own, each with the scale of ``SHARES`` that loses least of it.
+    """``Symmetric`` on keys in a basis of their own, each with the scale of ``SHARES`` that loses least of it.
 
     With a feedback every channel takes up what the ones before it lost, as QuIP's LDLQ (Chee et al., 2023) and GPTQ do
     with weights.

@@ -267,7 +267,7 @@ class TowerReducer(Reducer, ABC):
 
 
 class TowerChoice(TowerReducer):
-    """Tokens that stay are the image's own, in their places."""
+    """A tower reducer whose tokens that stay are the image's own, in their places."""
 
     keeps_places: ClassVar[bool] = True
 

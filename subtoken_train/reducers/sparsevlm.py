@@ -106,7 +106,7 @@ def recycled_rows(hidden_MD: Tensor, scores_M: Tensor, dropped_M: Tensor, cluste
 
 @dataclass(frozen=True, kw_only=True)
 class SparseVLM(StagedReducer):
-    """SparseVLM.
+    """SparseVLM or SparseVLM+, as the module describes them.
 
     Attributes:
         version: 1 recycles and counts positions anew; 2 keeps positions and corrects what it ranks by.

@@ -27,7 +27,7 @@ from subtoken_train.view.view import View
 
 
 class DecoderReducer(Reducer, ABC):
-    """Cuts between decoder layers. How much stays is known before: ``layer_tokens``."""
+    """A reducer that cuts between decoder layers; how much stays is known before: ``layer_tokens``."""
 
     @abstractmethod
     def cuts(self, num_layers: int) -> tuple[int, ...]:
@@ -46,7 +46,7 @@ class DecoderReducer(Reducer, ABC):
 
 
 class RankedCuts(DecoderReducer):
-    """Every cut ranks the visual tokens by a score."""
+    """A reducer whose every cut ranks the visual tokens by a score."""
 
     @abstractmethod
     def scores(self, view: View) -> Tensor:
@@ -67,7 +67,7 @@ def average_too_low(reducer: Reducer, first: int, num_layers: int, advice: str) 
 
 
 class StagedReducer(RankedCuts):
-    """Cuts several times; ``keep_ratio`` is the average share of the visual tokens that all layers hold."""
+    """A reducer of several cuts; ``keep_ratio`` is the average share of the visual tokens that all layers hold."""
 
     stage: ClassVar[Stage] = "decoder"
     staged: ClassVar[bool] = True

@@ -154,7 +154,7 @@ class ChatServer:
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise RefusedError(415, "the body must be JSON; send it with Content-Type: application/json")
         most = self.settings.max_body
-        too_long = RefusedError(413, f"the body has more than {most:,} bytes, the most that is read here; send less")
+        too_long = RefusedError(413, f"the body has more than {most:,} bytes, the most that is read; send less")
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > most:
             raise too_long
@@ -169,7 +169,7 @@ class ChatServer:
                     if sum(self._bodies.values()) > self.settings.queue * most:
                         next(iter(self._bodies)).reschedule(0)
         except TimeoutError:
-            words = f"the body took more than {_READING} seconds, or longest of too many; send it again"
+            words = f"the body took more than {_READING} seconds, or too many came at once; send it again"
             raise RefusedError(408, words) from None
         finally:
             self._bodies.pop(slow, None)

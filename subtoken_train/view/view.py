@@ -351,7 +351,7 @@ class Opening:
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """One task.
+    """One task of a second pass.
 
     ``pieces`` are its rows: a text, the opening of an answer, or marked tokens of the prompt again (bool [B, N]); None:
     the whole prompt again. ``about_BN`` marks the tokens whose entries it scores; None: all.

@@ -92,13 +92,13 @@ class PromptFile(OwnLines):
 
 
 class PicturePrompts(PromptFile):
-    """For a model that sees; some lines may have no image."""
+    """A file's prompts for a model that sees; some lines may have no image."""
 
     modality = "image"
 
 
 class TextPrompts(PromptFile):
-    """For a language model; what may be compressed is the default split of the text."""
+    """A file's prompts for a language model; what may be compressed is the default split of the text."""
 
     modality = "text"
 

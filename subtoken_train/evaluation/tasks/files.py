@@ -82,7 +82,7 @@ def task_folder(task: Task) -> Path:
     """Return the folder of a task that is read from a folder alone."""
     source = task_source(task)
     if not isinstance(source, Path):
-        raise ValueError(f"task {task.name} reads a folder, and {source} is none. {task.where}")
+        raise ValueError(f"task {task.name} reads a folder, and {source} is not one. {task.where}")
     return source
 
 
