@@ -247,7 +247,7 @@ def _fused(
     from subtoken_train.kernels.triton_pack import FIELDS, launch_packing, packs
 
     pieces = len(marks.bit_of) * len(marks.rows_RM) // math.prod(key.shape[:2]) or 1  # of a head
-    if not packs(form, key, key.shape[3] // pieces, counts.channels):
+    if key.dtype != states[1].dtype or not packs(form, key, key.shape[3] // pieces, counts.channels):
         return None
     table = torch.zeros(len(marks.rows_RM), len(marks.kinds), FIELDS.value, dtype=torch.int64)
     blocks = []

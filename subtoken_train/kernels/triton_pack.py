@@ -112,7 +112,7 @@ def _pack_flags(
     tl.store(index + flag[None, :] * size + byte[:, None], tl.sum(held, 1).to(tl.uint8), mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "entries", "length"])  # every prompt's differ: none is compiled for
 def pack_entries(
     key, key_b, key_h, key_n, value, value_b, value_h, value_n, table, order, rows, flags, counted, piece_bit, channels,
     positions, fill, num_rows, entries, length, bits,
@@ -131,7 +131,8 @@ def pack_entries(
         there, of_kind = entry < count, kind * num_rows + row
         place = tl.load(order + of_kind * entries + entry, mask=there, other=0)
         source = tl.load(rows + row * entries + place, mask=there, other=0)
-        sample, of_sample, stands = row // PER_SAMPLE, row % PER_SAMPLE + head, head * count + entry
+        sample, of_sample = row // PER_SAMPLE, row % PER_SAMPLE + head
+        stands = (head * count + entry).to(tl.int64)
         width, channel = WIDTH, column
         if CHANNELS:
             cut = tl.load(own + CUT) != 0
