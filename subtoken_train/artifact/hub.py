@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx2
 from huggingface_hub import HfApi, constants, get_token, hf_hub_download, snapshot_download, try_to_load_from_cache
@@ -28,6 +27,7 @@ from subtoken_train.errors import refuse, shell_words
 from subtoken_train.families.backbone_config import check_revision, is_gguf, is_hub_id, resolve
 from subtoken_train.families.online import hub_asked, silence
 from subtoken_train.resources import published_models
+from subtoken_train.typed import typed
 
 NO_TOKEN = (
     "no Hugging Face token was found: run 'hf auth login', or set HF_TOKEN, with a token that may write "
@@ -54,12 +54,7 @@ class PublishedModel:
     licence: str
 
 
-def _model(package: str, parts: int | None = None, **row: Any) -> PublishedModel:
-    names = [package] if parts is None else [f"{package}{part}" for part in range(1, parts + 1)]
-    return PublishedModel(packages=tuple(names), **row)
-
-
-MODELS = {name: _model(**row) for name, row in published_models()["fetched"].items()}
+MODELS = {name: typed(PublishedModel, row, name) for name, row in published_models()["fetched"].items()}
 """Language models that ``subtoken-train data`` fetches, by short name."""
 
 
