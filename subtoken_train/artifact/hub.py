@@ -63,20 +63,16 @@ def check_fetched(path: str) -> None:
     model, folder = MODELS.get(Path(path).name), Path(resolve(path))
     local = Path(path).parent == Path("checkpoints") or not is_hub_id(path)
     if model is not None and local and not folder.exists():
-        raise ValueError(
-            f"backbone {path} is not on this machine; get it ({model.megabytes:,} MB): "
-            f"subtoken-train data {Path(path).name} --out {shell_words(path)}"
-        )
+        command = f"subtoken-train data {Path(path).name} --out {shell_words(path)}"
+        raise ValueError(f"backbone {path} is not on this machine; get it ({model.megabytes:,} MB): {command}")
 
 
 def check_there(path: str) -> None:
     """Raise ``ValueError`` unless a backbone's name is a folder or file that is there, or reads as a Hub id."""
     check_fetched(path)
-    if not (is_hub_id(path) or is_gguf(path) or Path(resolve(path)).is_dir()):
-        raise ValueError(
-            f"backbone {path!r} is neither a folder with a config.json nor a model on the Hub (user/name); check its "
-            "spelling, and the folder that you are in"
-        )
+    words = f"backbone {path!r} is neither a folder with a config.json nor a model on the Hub (user/name)"
+    there = is_hub_id(path) or is_gguf(path) or Path(resolve(path)).is_dir()
+    refuse((not there, f"{words}; check its spelling, and the folder that you are in"))
 
 
 @dataclass(frozen=True)
@@ -91,11 +87,9 @@ class Destination:
 
 def check_published(path: str) -> None:
     """Raise ``ValueError`` unless a backbone can be found by those who load the adapter."""
-    if not is_hub_id(path):
-        raise ValueError(
-            f"the backbone {path!r} is not a Hub id, so nobody else could load the adapter; train with its Hub id, or "
-            "export with --backbone user/name (publish the backbone first where it is your own)"
-        )
+    words = f"the backbone {path!r} is not a Hub id, so nobody else could load the adapter; train with its Hub id"
+    other = "or export with --backbone user/name (publish the backbone first where it is your own)"
+    refuse((not is_hub_id(path), f"{words}, {other}"))
 
 
 def check_name(repo_id: str) -> None:
@@ -217,11 +211,8 @@ def adapter_folder(name: str | Path, revision: str | None = None) -> Path:
     """Return an adapter's folder by its path, its run's path or its Hub id; downloaded if need be."""
     folder = find_adapter(name, revision)
     if folder is None:
-        if (Path(name) / CHECKPOINTS).is_dir():
-            raise ValueError(
-                f"{name} is a run without a finished adapter; 'subtoken-train export {shell_words(name)} OUT' makes "
-                "one of its newest checkpoint"
-            )
+        command = f"'subtoken-train export {shell_words(name)} OUT' makes one of its newest checkpoint"
+        refuse(((Path(name) / CHECKPOINTS).is_dir(), f"{name} is a run without a finished adapter; {command}"))
         kind = "repository" if is_hub_id(str(name)) else "folder"
         raise ValueError(f"{name} is not an adapter {kind}: it has no {CONFIG_FILE}")
     return folder
