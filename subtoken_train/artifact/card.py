@@ -13,7 +13,6 @@ from subtoken_train.families.backbone_config import is_hub_id
 from subtoken_train.families.load import named_family
 from subtoken_train.ledger.kv_budget import KVBudget
 from subtoken_train.routing.base import POOLS, RoutingConfig
-from subtoken_train.types import Licence
 
 NATS = frozenset({"log_likelihood"})  # metrics in nats per token; all others are fractions, printed in %
 
@@ -199,7 +198,8 @@ def model_card(record: dict[str, Any], sections: CardSections | None = None) -> 
     whole = KVBudget() if routing is None else replace(routing.token_budget, fill="zero")
     budget = replace(whole, keep_ratio=record["reducer"]["keep_ratio"])
     lora, scored = "Merged q/v LoRA" if record["merged"] else "q/v LoRA", sections.evaluation
-    licence, base = _licence(record["backbone"]["path"]), record["backbone"]["path"]
+    base = record["backbone"]["path"]
+    licence = next((each.licences[base] for each in FAMILIES.values() if base in each.licences), None)  # else: ask it
     sees_images = named_family(record["identity"]["model_type"]).sees_images
     title = str(record["training"].get("name", "subtoken adapter"))
     task = "visual-question-answering" if sees_images else "question-answering"
@@ -273,8 +273,3 @@ def routing_words(config: RoutingConfig) -> str:
 def _plain(settings: dict[str, Any] | None) -> str:
     """Return ``rank 8, alpha 16``; groups of settings are left out."""
     return ", ".join(f"{key} {value}" for key, value in (settings or {}).items() if not isinstance(value, dict))
-
-
-def _licence(backbone: str) -> Licence | None:
-    """Return the licence of a backbone that a family knows by name; ask the backbone for others."""
-    return next((each.licences[backbone] for each in FAMILIES.values() if backbone in each.licences), None)

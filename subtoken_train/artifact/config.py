@@ -18,7 +18,7 @@ from torch import Tensor
 from subtoken_train.artifact.whole_folder import CONFIG_FILE
 from subtoken_train.documents import check_file_name, read_json
 from subtoken_train.engine.build import Stage2Config
-from subtoken_train.errors import SubTokenWarning, at_place, clipped
+from subtoken_train.errors import SubTokenWarning, at_place, clipped, refuse
 from subtoken_train.evictions import EVICTIONS
 from subtoken_train.families import FAMILIES
 from subtoken_train.families.backbone_config import BackboneConfig, check_backbone
@@ -166,10 +166,8 @@ def read_config(folder: Path) -> AdapterConfig:
 def _parsed(record: Any, path: Path) -> AdapterConfig:
     record = checked(dict[str, Any], record, str(path))
     schema = checked(int, record.get("schema_version"), f"{path}: schema_version")
-    if not 1 <= schema <= SCHEMA_VERSION:
-        raise ValueError(
-            f"{path} has schema {schema}, this version reads 1 to {SCHEMA_VERSION}; a newer one reads more"
-        )
+    words = f"{path} has schema {schema}, this version reads 1 to {SCHEMA_VERSION}; a newer one reads more"
+    refuse((not 1 <= schema <= SCHEMA_VERSION, words))
     if missing := [key for key, since in _SINCE.items() if since <= schema and key not in record]:
         raise ValueError(f"{path}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
     checked(dict[str, Any], record["versions"], f"{path}: versions")
@@ -238,7 +236,6 @@ def _check_lora_files(folder: Path, lora: LoraSettings, pattern: str, backbone: 
     path = folder / LORA_FILE
     for name, shape in read_shapes(path).items():  # a wrong rank would be allocated before it is found
         axis = 0 if ".lora_A." in name else 1 if ".lora_B." in name else None
-        if axis is not None and (len(shape) != 2 or shape[axis] != lora.rank):
-            raise ValueError(
-                f"{path}: tensor {name[:120]} has shape {shape}; it must have rank {lora.rank} (lora.rank)"
-            )
+        wrong = axis is not None and (len(shape) != 2 or shape[axis] != lora.rank)
+        words = f"{path}: tensor {name[:120]} has shape {shape}; it must have rank {lora.rank} (lora.rank)"
+        refuse((wrong, words))

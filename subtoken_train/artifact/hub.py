@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx2
 from huggingface_hub import HfApi, constants, get_token, hf_hub_download, snapshot_download, try_to_load_from_cache
@@ -28,6 +27,7 @@ from subtoken_train.errors import refuse, shell_words
 from subtoken_train.families.backbone_config import check_revision, is_gguf, is_hub_id, resolve
 from subtoken_train.families.online import hub_asked, silence
 from subtoken_train.resources import published_models
+from subtoken_train.typed import typed
 
 NO_TOKEN = (
     "no Hugging Face token was found: run 'hf auth login', or set HF_TOKEN, with a token that may write "
@@ -54,12 +54,7 @@ class PublishedModel:
     licence: str
 
 
-def _model(package: str, parts: int | None = None, **row: Any) -> PublishedModel:
-    names = [package] if parts is None else [f"{package}{part}" for part in range(1, parts + 1)]
-    return PublishedModel(packages=tuple(names), **row)
-
-
-MODELS = {name: _model(**row) for name, row in published_models()["fetched"].items()}
+MODELS = {name: typed(PublishedModel, row, name) for name, row in published_models()["fetched"].items()}
 """Language models that ``subtoken-train data`` fetches, by short name."""
 
 
@@ -68,20 +63,16 @@ def check_fetched(path: str) -> None:
     model, folder = MODELS.get(Path(path).name), Path(resolve(path))
     local = Path(path).parent == Path("checkpoints") or not is_hub_id(path)
     if model is not None and local and not folder.exists():
-        raise ValueError(
-            f"backbone {path} is not on this machine; get it ({model.megabytes:,} MB): "
-            f"subtoken-train data {Path(path).name} --out {shell_words(path)}"
-        )
+        command = f"subtoken-train data {Path(path).name} --out {shell_words(path)}"
+        raise ValueError(f"backbone {path} is not on this machine; get it ({model.megabytes:,} MB): {command}")
 
 
 def check_there(path: str) -> None:
     """Raise ``ValueError`` unless a backbone's name is a folder or file that is there, or reads as a Hub id."""
     check_fetched(path)
-    if not (is_hub_id(path) or is_gguf(path) or Path(resolve(path)).is_dir()):
-        raise ValueError(
-            f"backbone {path!r} is neither a folder with a config.json nor a model on the Hub (user/name); check its "
-            "spelling, and the folder that you are in"
-        )
+    words = f"backbone {path!r} is neither a folder with a config.json nor a model on the Hub (user/name)"
+    there = is_hub_id(path) or is_gguf(path) or Path(resolve(path)).is_dir()
+    refuse((not there, f"{words}; check its spelling, and the folder that you are in"))
 
 
 @dataclass(frozen=True)
@@ -96,11 +87,9 @@ class Destination:
 
 def check_published(path: str) -> None:
     """Raise ``ValueError`` unless a backbone can be found by those who load the adapter."""
-    if not is_hub_id(path):
-        raise ValueError(
-            f"the backbone {path!r} is not a Hub id, so nobody else could load the adapter; train with its Hub id, or "
-            "export with --backbone user/name (publish the backbone first where it is your own)"
-        )
+    words = f"the backbone {path!r} is not a Hub id, so nobody else could load the adapter; train with its Hub id"
+    other = "or export with --backbone user/name (publish the backbone first where it is your own)"
+    refuse((not is_hub_id(path), f"{words}, {other}"))
 
 
 def check_name(repo_id: str) -> None:
@@ -222,11 +211,8 @@ def adapter_folder(name: str | Path, revision: str | None = None) -> Path:
     """Return an adapter's folder by its path, its run's path or its Hub id; downloaded if need be."""
     folder = find_adapter(name, revision)
     if folder is None:
-        if (Path(name) / CHECKPOINTS).is_dir():
-            raise ValueError(
-                f"{name} is a run without a finished adapter; 'subtoken-train export {shell_words(name)} OUT' makes "
-                "one of its newest checkpoint"
-            )
+        command = f"'subtoken-train export {shell_words(name)} OUT' makes one of its newest checkpoint"
+        refuse(((Path(name) / CHECKPOINTS).is_dir(), f"{name} is a run without a finished adapter; {command}"))
         kind = "repository" if is_hub_id(str(name)) else "folder"
         raise ValueError(f"{name} is not an adapter {kind}: it has no {CONFIG_FILE}")
     return folder

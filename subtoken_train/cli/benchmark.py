@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     record = _head(args, source, subject)
     print(record["title"], flush=True)
     if args.table8 or args.peak_memory:
-        of, settings = (family, source.backbone.path), (source.backbone.dtype, source.backbone.quantization)
+        of, settings = (subject.family, source.backbone.path), (source.backbone.dtype, source.backbone.quantization)
         words, made = "peak memory of the paper's appendix C.1", paper.other_machine(*of, paper.PEAK_GB, *settings)
         if args.table8:
             words, made = "Table 8 of the paper", paper.departures(*of, prompts[0], args.new_tokens, *settings)

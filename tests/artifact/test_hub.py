@@ -353,8 +353,6 @@ def test_the_router_is_described_with_what_was_set():
     routing |= {"value_gate": True, "features": ["attention"], "fill": "mean"}
     reducer = {"name": "fastv", "keep_ratio": 0.25, "ranking": "frozen"}
     card = model_card(record_of("somebody/else", routing=routing, reducer=reducer))
-    words = (
-        "S64K16 bilinear of rank 8, reads attention, contiguous, global budget, fill mean, value_norm prior, value gate"
-    )
+    words = "S64K16 bilinear of rank 16, reads attention, contiguous, global budget, fill mean, value_norm prior"
     assert f"| routing | {words}, value gate, balance weight 0.01 |" in card
     assert "| token reducer | fastv, keep ratio 0.25, ranked by the base weights |" in card

@@ -127,7 +127,13 @@ def _curve(backbone: str, name: str, members: list[ArmResults], arms: Sequence[A
         runs = [run for arm in chosen for run in arm.answered(task).values()]
         shared = [name for name in runs[0].subtasks if all(name in run.subtasks for run in runs)]
         scored += [(task, name) for name in shared] or [(task, None)]
-    points = [point for arm in chosen if (point := _point(arm, tasks, reference, scored)) is not None]
+    points = []
+    for arm in chosen:
+        kv, score = cost_of(arm, tasks).shares["with_index"], score_of(arm, tasks) if tasks else None
+        pairs = [] if reference is None else [(_value(reference, *each), _value(arm, *each)) for each in scored]
+        known = pairs and all(full for full, _ in pairs)
+        loss = float(np.mean([(full - mine) / full for full, mine in pairs])) if known else None
+        points += [] if kv is None or score is None else [Point(arm, kv, score, loss)]
     if all(point.arm is reference for point in points):
         return None
     points.sort(key=lambda point: -point.kv)
@@ -160,13 +166,3 @@ def _usable(arm: ArmResults, task: str) -> bool:
     part, runs = score_part(arm, task), arm.runs.get(task, {}).values()
     judged = any(run.manifest.primary == Answered.names[0] for run in runs)
     return part is not None and part.form == "fraction" and not judged
-
-
-def _point(arm: ArmResults, tasks: tuple[str, ...], reference: ArmResults | None, scored: Scored) -> Point | None:
-    kv = cost_of(arm, tasks).shares["with_index"]
-    score = score_of(arm, tasks) if tasks else None
-    if kv is None or score is None:
-        return None
-    pairs = [] if reference is None else [(_value(reference, *each), _value(arm, *each)) for each in scored]
-    known = pairs and all(full for full, _ in pairs)
-    return Point(arm, kv, score, float(np.mean([(full - mine) / full for full, mine in pairs])) if known else None)

@@ -174,11 +174,9 @@ def _add(arms: dict[str, ArmResults], run: Run) -> None:
 
 def _printable(facts: ArmFacts) -> ArmFacts:
     """Write out what acts on a terminal, or breaks a line of a table, instead of standing there."""
-
-    def shown(text: str) -> str:
-        return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
-
-    texts: dict[str, Any] = {key: shown(value) for key, value in asdict(facts).items() if isinstance(value, str)}
+    texts: dict[str, Any] = {key: value for key, value in asdict(facts).items() if isinstance(value, str)}
+    for key, text in texts.items():
+        texts[key] = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
     return replace(facts, **texts)
 
 

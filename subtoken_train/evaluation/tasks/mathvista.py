@@ -114,24 +114,21 @@ def mathvista_prompt(problem: Mapping[str, Any]) -> str:
     """Return a row's question with its unit, choices, and the form that the answer must have, one below the other."""
     unit = f" (Unit: {problem['unit']})" if problem["unit"] else ""
     choices = [lettered(problem["choices"])] if problem["choices"] else []
-    return "\n".join([problem["question"] + unit, *choices, _form(problem)]).strip()
-
-
-def _form(problem: Mapping[str, Any]) -> str:
     kind, decimals = problem["answer_type"], problem["precision"]
     forms = {
-        ("integer", None): "integer number",
-        ("float", 1): "floating-point number with one decimal place",
-        ("float", 2): "floating-point number with two decimal places",
+        ("list", None): "Python list",
+        ("integer", None): "single integer number",
+        ("float", 1): "single floating-point number with one decimal place",
+        ("float", 2): "single floating-point number with two decimal places",
     }
+    form = forms.get((kind, decimals if kind == "float" else None))
+    asked = f"Answer the question using a {form}."
     if problem["question_type"] == "multi_choice":
-        return LETTER_ANSWER.strip()
-    if kind == "list":
-        return "Answer the question using a Python list."
-    if (form := forms.get((kind, decimals if kind == "float" else None))) is None:
+        asked = LETTER_ANSWER.strip()
+    elif form is None:
         what = f"no prompt for an answer of type {kind!r} with precision {decimals}"
         raise ValueError(f"problem {problem['pid']}: {what}; allowed: integer, list, float with 1 or 2")
-    return f"Answer the question using a single {form}."
+    return "\n".join([problem["question"] + unit, *choices, asked]).strip()
 
 
 class MathVista(ImageQuestions):
