@@ -77,6 +77,15 @@ def no_numbers(where: str, dtype: object) -> ValueError:
 
 
 @contextmanager
+def naming(place: str) -> Iterator[None]:
+    """Put a place in front of the words of a ``ValueError``."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
+
+
+@contextmanager
 def panics_in_words() -> Iterator[None]:
     """Raise ``ValueError`` where a tokenizer's Rust panics, whose exception is no ``Exception``; a decorator too."""
     try:

@@ -18,7 +18,7 @@ from torch import Tensor
 from subtoken_train.artifact.whole_folder import CONFIG_FILE
 from subtoken_train.documents import check_file_name, read_json
 from subtoken_train.engine.build import Stage2Config
-from subtoken_train.errors import SubTokenWarning, clipped
+from subtoken_train.errors import SubTokenWarning, clipped, naming
 from subtoken_train.evictions import EVICTIONS
 from subtoken_train.families import FAMILIES
 from subtoken_train.families.backbone_config import BackboneConfig, check_backbone
@@ -150,17 +150,13 @@ def read_config(folder: Path) -> AdapterConfig:
     if not path.is_file():
         raise ValueError(f"{folder} is not an adapter folder: it has no {CONFIG_FILE}")
     config = _parsed(read_json(path), path)
-    try:
+    with naming(str(path)):
         check_backbone(config.backbone)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
     if config.merged:
         _check_merged_files(folder)
         return config
-    try:
+    with naming(f"{folder}: identity.model_type"):
         pattern = named_family(config.identity.model_type).lora_pattern
-    except ValueError as error:
-        raise ValueError(f"{folder}: identity.model_type: {error}") from None
     _check_lora_files(folder, config.lora, pattern, config.backbone.path)
     if config.stage2 is not None and (output := config.stage2.output_lora) is not None:
         _check_lora_files(folder / OUTPUT_ADAPTER, output, pattern.replace(QV, "o_proj"), config.backbone.path)
@@ -205,10 +201,8 @@ def _reducer(record: Any, schema: int, place: str) -> Reducer:
                 SubTokenWarning,
                 stacklevel=2,
             )
-    try:
+    with naming(place):
         method = REDUCERS.find(record["name"])
-    except ValueError as error:
-        raise ValueError(f"{place}: {error}") from None
     return typed(method, record, place)
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from subtoken_train.cli.command_line import FLAGS, hourly_price
 from subtoken_train.cli.recipe_source import read_recipe, read_source
 from subtoken_train.cli.terminal import quiet_libraries
-from subtoken_train.errors import plain, shell_words
+from subtoken_train.errors import naming, plain, shell_words
 from subtoken_train.resources import named_recipe
 
 if TYPE_CHECKING:
@@ -131,11 +131,9 @@ def _plan_lines(fits: Fits, price: float | None) -> list[str]:
         return [f"{head}: nothing to do"]
     lines, each = [head], list["RunPlan"]()
     for one, source in zip(fits.runs, sources, strict=True):
-        try:
+        with naming(one.name):
             cli = RecipeCLI(source)
             needs = plan_of_recipe(cli)
-        except ValueError as error:
-            raise ValueError(f"{one.name}: {error}") from None
         if one.finished and read_recipe(one.folder / "recipe.yaml") != cli.resolved():
             raise ValueError(f"{one.folder} holds a finished run of another recipe; choose another --output_dir")
         each.append(needs)
