@@ -290,9 +290,8 @@ class DuoCalibrator(Calibrator):
     def loss(self, family: Family, batch: Batch, alpha_Lh: Tensor) -> Tensor:
         """Distillation of the rows that predict the answers, plus the weighted mean alpha."""
         rows_BN, _ = predicting_rows(batch.labels_BN)
-        target_RD, mixed_RD = (
-            self._hidden(family, batch, each, rows_BN) for each in (torch.ones_like(alpha_Lh), alpha_Lh)
-        )
+        of_both = torch.ones_like(alpha_Lh), alpha_Lh
+        target_RD, mixed_RD = (self._hidden(family, batch, each, rows_BN) for each in of_both)
         return (mixed_RD - target_RD).pow(2).mean(-1).mean() + self.regularisation * alpha_Lh.abs().mean()
 
     def _hidden(self, family: Family, batch: Batch, alpha_Lh: Tensor, rows_BN: Tensor) -> Tensor:

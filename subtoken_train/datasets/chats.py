@@ -20,6 +20,7 @@ from subtoken_train.datasets.corpus import IDS, CorpusSource, fingerprint
 from subtoken_train.datasets.record_format import answer_is_learnt, used_turns
 from subtoken_train.datasets.row_files import Kind, kept_rows
 from subtoken_train.datasets.text_batches import TextSample, chat_split, context_tokens
+from subtoken_train.errors import at_place
 from subtoken_train.families import chat_template as template
 from subtoken_train.families.chat_template import Message
 from subtoken_train.families.family import Family
@@ -56,7 +57,7 @@ def iterate_chats(rows: Iterable[dict[str, Any]], family: Family, limits: ChatLi
 def chat_sample(row: dict[str, Any], family: Family, limits: ChatLimits) -> TextSample:
     """Return a conversation (a row of ``corpus.load_rows``) as a sample."""
     tokenizer, conversation = family.tokenizer, json.loads(row["conversation"])
-    try:
+    with at_place(f"{row['name']}: "):
         messages = chat_messages(conversation)
         switches = [answer_is_learnt(turn) for turn in used_turns(conversation)[1::2]]
         variables = template.checked_variables(tokenizer, limits.variables)
@@ -80,8 +81,6 @@ def chat_sample(row: dict[str, Any], family: Family, limits: ChatLimits) -> Text
             asks = max(system, context_tokens(family, ids[:length], limits.asking))
         if asks - system > limits.context:
             raise ValueError(f"its context has {asks - system:,} tokens, more than context_length {limits.context:,}")
-    except ValueError as error:
-        raise ValueError(f"{row['name']}: {error}") from None
     read = [place for place in range(length, min(len(ids), limits.length)) if not learnt[place]]
     return TextSample(ids[: limits.length], asks - system, length - asks, row["name"], read, system)
 

@@ -16,7 +16,7 @@ import torch
 from subtoken_train.datasets.image_sources import MAX_FRAMES, MAX_PIXELS, open_picture
 from subtoken_train.datasets.records import Record
 from subtoken_train.datasets.text_batches import padding_id
-from subtoken_train.errors import refuse
+from subtoken_train.errors import at_place, refuse
 from subtoken_train.families.family import Family
 from subtoken_train.families.images import Picture, count_images
 from subtoken_train.families.literal_marks import hidden_turn, tokenise
@@ -54,10 +54,8 @@ def encode(
     record: Record, family: Family, max_length: int, images: Sequence[Picture], generation: bool = False
 ) -> EncodedSample:
     """Tokenise a conversation and mark its tokens, cut at the right; ``generation``: without its last answer."""
-    try:
+    with at_place(f"record {record.id!r}: "):
         return _encoded(record, family, max_length, images, generation)
-    except ValueError as error:
-        raise ValueError(f"record {record.id!r}: {error}") from error
 
 
 def _encoded(
@@ -162,14 +160,10 @@ class Collator:
 
     def __call__(self, records: Sequence[Record]) -> Batch:
         """Encode and pad."""
-        images = [
-            [open_picture(source, record.id, self.max_pixels, self.max_frames) for source in record.images]
-            for record in records
-        ]
-        samples = [
-            encode(record, self.family, self.max_length, own, self.generation)
-            for record, own in zip(records, images, strict=True)
-        ]
+        limits = self.max_pixels, self.max_frames
+        images = [[open_picture(source, record.id, *limits) for source in record.images] for record in records]
+        pairs = zip(records, images, strict=True)
+        samples = [encode(each, self.family, self.max_length, own, self.generation) for each, own in pairs]
         flat = [image for own in images for image in own]
         together = [count_images(own) for own in images for _ in own]
         pixel_values, grid = self.family.process_images(flat, together) if flat else (None, None)

@@ -12,7 +12,7 @@ from typing import Any
 
 from subtoken_train.datasets import record_format as form
 from subtoken_train.documents import text_problem
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import at_place, unknown_name
 from subtoken_train.typed import shown
 
 _SPEAKERS = {
@@ -29,12 +29,10 @@ _ROLES = {"human": "user", "gpt": "assistant", "system": "system"}
 
 def checked_record(row: Any, place: str, as_document: bool = False) -> dict[str, Any]:
     """Return a record of any form in LLaVA's, checked; ``place`` is for messages, else as ``llava_form``."""
-    try:
+    with at_place(f"{place}: "):
         made: dict[str, Any] = llava_form(row, as_document)
-    except ValueError as error:
-        raise ValueError(f"{place}: {error}") from None
-    if problem := form.record_problem(made, as_document):
-        raise ValueError(f"{place}: {problem}")
+        if problem := form.record_problem(made, as_document):
+            raise ValueError(problem)
     return made
 
 

@@ -22,17 +22,13 @@ from subtoken_train.datasets.known_files import absent
 from subtoken_train.datasets.record_format import SWITCHES, files_named, read_switch, refuse_files
 from subtoken_train.datasets.row_files import COLUMNAR, Kind, file_kind, files_of_set, kept_rows, placed_rows
 from subtoken_train.documents import text_problem
-from subtoken_train.errors import clipped
+from subtoken_train.errors import at_place, clipped
 from subtoken_train.families.online import hub_asked, silence
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-_BUILDERS = {
-    **dict.fromkeys((".txt", ".text"), "text"),
-    **dict.fromkeys((".json", ".jsonl"), "json"),
-    **{".parquet": "parquet", ".arrow": "arrow"},
-}
+_KINDS = {".txt": "text", ".text": "text", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
 _TOKENISED_TOGETHER = 256  # documents, for speed alone
 _TITLE = re.compile(r"= [^=].* =")  # sections have more signs
 _LAYOUT = "3"  # raise it when the same corpus is packed into other blocks, so that no old cache is read
@@ -72,9 +68,9 @@ def load_rows(source: CorpusSource) -> Dataset:
     from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
     arguments: dict[str, Any] = {"path": source.name, "name": source.config}
-    builder = "arrow" if (path / "state.json").is_file() else _BUILDERS.get(file_kind(path))  # None: a name of the Hub
+    builder = "arrow" if (path / "state.json").is_file() else _KINDS.get(file_kind(path))  # None: a name of the Hub
     if builder is None and path.is_file():
-        raise ValueError(f"{path} is none of {', '.join(_BUILDERS)}; of a table: subtoken-train init {path.parent}")
+        raise ValueError(f"{path} is none of {', '.join(_KINDS)}; of a table: subtoken-train init {path.parent}")
     if builder is not None:
         if not path.exists():
             raise absent("text file", source.name)
@@ -146,10 +142,8 @@ def _row_document(row: dict[str, Any], source: CorpusSource, number: int) -> str
 
 
 def _conversation_document(row: dict[str, Any]) -> str:
-    try:
+    with at_place(f"{row['name']}: "):
         return conversation_document(json.loads(row["conversation"]))
-    except ValueError as error:
-        raise ValueError(f"{row['name']}: {error}") from None
 
 
 def _articles(lines: Iterable[str]) -> Iterator[str]:

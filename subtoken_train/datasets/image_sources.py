@@ -187,11 +187,8 @@ def _check_jpeg(content: io.BytesIO | Path) -> None:
     with content.open("rb") if isinstance(content, Path) else nullcontext(content) as file:
         data = file.read() if file.read(2) == b"\xff\xd8" else b""
         file.seek(0)
-    for count, what, most in (
-        (data.count(b"\xff\xda"), "scans", MAX_SCANS),
-        (data.count(b"Exif\0\0"), "pieces of EXIF", MAX_EXIF),
-    ):
-        if count > most:
+    for mark, what, most in ((b"\xff\xda", "scans", MAX_SCANS), (b"Exif\0\0", "pieces of EXIF", MAX_EXIF)):
+        if (count := data.count(mark)) > most:
             raise PixelError(f"it has {count:,} {what}, at most {most:,} are read")
 
 

@@ -66,10 +66,8 @@ class RecallTask:
         """Draw one sample whose English is of ``split``; a ``ValueError`` if the facts do not fit into the context."""
         names = [NAMES[i] for i in rng.permutation(len(NAMES))[: self.num_facts]]
         adjectives = rng.permutation(len(ADJECTIVES))
-        codes = {
-            name: f"{ADJECTIVES[adjective]} {NOUNS[rng.integers(len(NOUNS))]}"
-            for name, adjective in zip(names, adjectives, strict=False)
-        }
+        nouns = (NOUNS[rng.integers(len(NOUNS))] for _ in names)
+        codes = {name: f"{ADJECTIVES[at]} {noun}" for name, at, noun in zip(names, adjectives, nouns, strict=False)}
         asked = [names[i] for i in rng.permutation(self.num_facts)[: self.num_questions]]
         context = self._context(rng, split, [_FACT.format(*fact) for fact in codes.items()])
         question = self._encode(_QUESTION.format(", ".join(asked)))

@@ -27,6 +27,7 @@ from subtoken_train.datasets.known_files import absent
 from subtoken_train.datasets.row_files import Kind, file_kind, files_of_set, kept_rows, placed_rows
 from subtoken_train.datasets.unknown_tokens import SomeTexts, spread
 from subtoken_train.documents import real_path
+from subtoken_train.errors import at_place
 from subtoken_train.families.literal_marks import with_marks
 from subtoken_train.types import Turn
 
@@ -83,7 +84,7 @@ class InstructionRecords(Dataset[Record]):
     def __getitem__(self, index: int) -> Record:
         row = self._row(index)
         name = form.record_id(row, index)
-        try:
+        with at_place(f"record {name!r}: "):
             images = map(self._inside, form.image_names(row))
             named = (
                 self._inside(x) if isinstance(x, str) else tuple(map(self._inside, x)) for x in form.video_names(row)
@@ -91,8 +92,6 @@ class InstructionRecords(Dataset[Record]):
             videos = (VideoSource(x, float(row.get("fps", 1.0)), self.images_outside_folder) for x in named)
             marked = form.pictures_marked(row)
             pictures: list[PictureSource] = [next(videos) if video else next(images) for video in marked]
-        except ValueError as error:
-            raise ValueError(f"record {name!r}: {error}") from None
         return Record(name, pictures, turns_of(row), row.get("kind"))
 
     def first_with(self, videos: bool) -> str | None:

@@ -242,13 +242,8 @@ def _generated(tokenizer: Any, messages: Sequence[Message], **options: Any) -> l
     if not _GENERATION.search(template):
         return None
     with _bounded():
-        _, (spans,) = render_jinja_template(
-            conversations=[list(messages)],
-            chat_template=template,
-            return_assistant_tokens_mask=True,
-            **tokenizer.special_tokens_map,
-            **options,
-        )
+        given = {"return_assistant_tokens_mask": True, **tokenizer.special_tokens_map, **options}
+        _, (spans,) = render_jinja_template(conversations=[list(messages)], chat_template=template, **given)
     joined: list[tuple[int, int]] = []
     for begin, end in spans:
         joined.append((joined.pop()[0] if joined and joined[-1][1] == begin else begin, end))

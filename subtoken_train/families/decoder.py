@@ -262,14 +262,9 @@ class DecoderStack:
         ``position_ids`` are [B, N], or [3, B, N] under mRoPE; ``options`` reach every layer's attention function.
         """
         decoder = self.decoder
-        full = create_causal_mask(
-            config=decoder.config,
-            inputs_embeds=hidden_BND,
-            attention_mask=attention_mask_BN,
-            position_ids=position_ids if position_ids.dim() == 2 else None,
-            layer_idx=start,
-            **{CACHE: cache},
-        )
+        given = {"inputs_embeds": hidden_BND, "attention_mask": attention_mask_BN, "layer_idx": start, CACHE: cache}
+        text_positions = position_ids if position_ids.dim() == 2 else None
+        full = create_causal_mask(config=decoder.config, position_ids=text_positions, **given)
         mask: Any = full
         if any(sizes := set(self.windows[start:stop])):
             assert attention_mask_BN.shape[1] == hidden_BND.shape[1]
@@ -300,16 +295,9 @@ class DecoderStack:
                 angles[kind] = self.angles(index, hidden, position_ids)
             own = mask[self.windows[index]] if isinstance(mask, dict) else mask
             seen = {"seen": own} if isinstance(own, Seen) else {}
-            hidden = layer(
-                hidden,
-                attention_mask=None if seen else own,
-                position_ids=text_positions,
-                use_cache=cache is not None,
-                position_embeddings=angles[kind],
-                **{CACHE: cache},
-                **seen,
-                **options,
-            )
+            given = {"position_embeddings": angles[kind], "use_cache": cache is not None, CACHE: cache, **seen}
+            given["attention_mask"] = None if seen else own
+            hidden = layer(hidden, position_ids=text_positions, **given, **options)
             if deep_nBND is not None and index < len(deep_nBND):
                 hidden = hidden + deep_nBND[index].to(hidden.device)
         return hidden.to(home)

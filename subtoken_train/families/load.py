@@ -33,6 +33,7 @@ from subtoken_train.reducers.base import Reducer
 
 WEIGHTS = 0.7  # share of a GPU's free memory that weights may take; the rest is for caches and activations
 BYTES = {"nf4": 0.53, "int8": 1.01}  # bytes of a quantised weight, its scales included
+_REPORTED: dict[str, Any] = {"ignore_mismatched_sizes": True, "output_loading_info": True}  # read by ``check_report``
 
 
 def spread_memory(layout: Family, config: BackboneConfig, free: Sequence[int]) -> dict[int, int] | None:
@@ -119,19 +120,10 @@ def load_weights(family: type[Family], config: BackboneConfig, memory: dict[int,
     if config.attention == "flash_attention_2" and find_spec("flash_attn") is None:
         raise ValueError("attention flash_attention_2 needs flash-attn, which is not installed; sdpa needs none")
     with _reading("the weights", config), _files(config) as (source, further):
-        model, report = family.auto_model.from_pretrained(
-            source,
-            **further,
-            config=model_config,
-            trust_remote_code=False,
-            dtype=getattr(torch, config.dtype),
-            attn_implementation=config.attention,
-            quantization_config=quantised or from_gguf,
-            **({} if memory is None else {"device_map": "auto", "max_memory": memory}),
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # said below
-            use_safetensors=True,
-        )
+        how = {"attn_implementation": config.attention, "quantization_config": quantised or from_gguf, **_REPORTED}
+        how |= {} if memory is None else {"device_map": "auto", "max_memory": memory}
+        how |= {"dtype": getattr(torch, config.dtype), "trust_remote_code": False, "use_safetensors": True, **further}
+        model, report = family.auto_model.from_pretrained(source, config=model_config, **how)
     if from_gguf is not None:
         model.config.name_or_path = config.path
     check_whole(model, config.path)
@@ -152,16 +144,9 @@ def check_weights(family: type[Family], config: BackboneConfig) -> Any:
     if getattr(model_config, "quantization_config", None) is None:  # or tensors have shapes of their own
         with _reading("the configuration", config), _outside_zero3(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of sizes that are nothing, which do not fit the weights
-            kind = family.auto_model._model_mapping[type(model_config)]
-            model, report = kind.from_pretrained(
-                None,
-                config=deepcopy(model_config),
-                state_dict=headers,
-                dtype=getattr(torch, config.dtype),
-                device_map={"": "meta"},
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-            )
+            kind, own = family.auto_model._model_mapping[type(model_config)], deepcopy(model_config)
+            how = {"dtype": getattr(torch, config.dtype), "device_map": {"": "meta"}, **_REPORTED}
+            model, report = kind.from_pretrained(None, config=own, state_dict=headers, **how)
         files.check_report(report, model, config.path)
         for name, tensor in sorted(headers.items()):
             if name.endswith((".weight", ".bias")) and not tensor.is_floating_point():

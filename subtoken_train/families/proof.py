@@ -149,11 +149,8 @@ def _pack(states: Any, packed: PackedLayer, window: int | None) -> None:
     places_BN = torch.arange(PROMPT, device=states.keys.device)[None]
     kept_BN = places_BN if window is None else places_BN[:, PROMPT + 1 - window :]
     plan = LayerPlan(kept_BN)
-    packed.store_prompt(
-        pack_layer(states.keys, states.values, plan, Packing(), None if window is None else places_BN),
-        PROMPT,
-        states.keys,
-    )
+    held = pack_layer(states.keys, states.values, plan, Packing(), None if window is None else places_BN)
+    packed.store_prompt(held, PROMPT, states.keys)
     if window is not None:
         packed.window = window
         packed.begin_tail(places_BN[:, -1] + 1)

@@ -214,15 +214,10 @@ class QwenInputs(Family):
         kinds, _ = self._pictures(kinds_BN, batch.record_ids, [] if grid_I3 is None else grid_I3.tolist())
         is_video = torch.tensor([kind == VIDEO for kind in kinds], dtype=torch.bool)
         of = {kind: None if grid_I3 is None else grid_I3[is_video == (kind == VIDEO)] for kind in (IMAGE, VIDEO)}
-        seconds = {} if batch.seconds_I is None else {"second_per_grid_ts": batch.seconds_I.cpu()[is_video]}
-        position_3BN, _ = self.model.model.get_rope_index(
-            ids_BN,
-            mm_token_type_ids=kinds_BN,
-            image_grid_thw=of[IMAGE],
-            video_grid_thw=of[VIDEO],
-            attention_mask=visible_BN,
-            **seconds,
-        )
+        given = {"mm_token_type_ids": kinds_BN, "image_grid_thw": of[IMAGE], "video_grid_thw": of[VIDEO]}
+        if batch.seconds_I is not None:
+            given["second_per_grid_ts"] = batch.seconds_I.cpu()[is_video]
+        position_3BN, _ = self.model.model.get_rope_index(ids_BN, attention_mask=visible_BN, **given)
         on_device: Tensor = position_3BN.to(batch.input_ids_BN.device)
         return on_device
 
@@ -230,10 +225,8 @@ class QwenInputs(Family):
         kinds_BN = self.kinds(batch.input_ids_BN) * (batch.regions_BN != Region.PADDING).int()
         grids = [] if batch.image_grid_I3 is None else batch.image_grid_I3.tolist()
         kinds, _ = self._pictures(kinds_BN, batch.record_ids, grids)
-        return [
-            Frames(grid[0], self.grid_tokens([1, *grid[1:]])) if kind == VIDEO else None
-            for kind, grid in zip(kinds, grids, strict=True)
-        ]
+        shown = zip(kinds, grids, strict=True)
+        return [Frames(grid[0], self.grid_tokens([1, *grid[1:]])) if kind == VIDEO else None for kind, grid in shown]
 
     def check_aspect(self, height: int, width: int) -> None:
         """Raise ``ValueError`` for a picture that is too long and thin for Qwen's resizing."""

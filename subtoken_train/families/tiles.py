@@ -17,11 +17,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers.models.llava_next.modeling_llava_next import (
-    get_anyres_image_grid_shape,
-    image_size_to_num_patches,
-    unpad_image,
-)
+from transformers.models.llava_next import modeling_llava_next as anyres
 
 from subtoken_train.families.family import Family
 from subtoken_train.families.images import FP32_BYTES, UNCUT, tower_peak
@@ -91,13 +87,13 @@ class TileLayout:
 
     def tiles(self, size: Sequence[int]) -> int:
         """Count the tiles of a picture of (height, width) pixels, the whole among them."""
-        return int(image_size_to_num_patches(tuple(size), list(self.resolutions), self.side))
+        return int(anyres.image_size_to_num_patches(tuple(size), list(self.resolutions), self.side))
 
     def crop(self, size: Sequence[int]) -> tuple[int, int]:
         """Return the rows and columns of patches left of a picture of (height, width) pixels, without newlines."""
         rows, columns = self._grid(size)
         grid = torch.empty(1, rows * self.patches, columns * self.patches, device="meta")
-        high, wide = unpad_image(grid, tuple(size)).shape[1:]
+        high, wide = anyres.unpad_image(grid, tuple(size)).shape[1:]
         return self._limited(high, wide)
 
     def placeholders(self, size: Sequence[int], cut: bool = True) -> int:
@@ -112,7 +108,7 @@ class TileLayout:
             return torch.cat([tiles_IPC[0], newline_C[None]])
         rows, columns = self._grid(size)
         grid = tiles_IPC[1:].reshape(rows, columns, self.patches, self.patches, -1)
-        crop_Chw = unpad_image(grid.permute(4, 0, 2, 1, 3).flatten(3, 4).flatten(1, 2), tuple(size))
+        crop_Chw = anyres.unpad_image(grid.permute(4, 0, 2, 1, 3).flatten(3, 4).flatten(1, 2), tuple(size))
         shape = self._limited(*crop_Chw.shape[1:])
         if shape != crop_Chw.shape[1:]:
             crop_Chw = F.interpolate(crop_Chw[None], shape, mode="bilinear")[0]
@@ -120,7 +116,7 @@ class TileLayout:
         return torch.cat([tiles_IPC[0], torch.cat([crop_Chw, ends_Ch1], 2).flatten(1).T])
 
     def _grid(self, size: Sequence[int]) -> tuple[int, int]:
-        rows, columns = get_anyres_image_grid_shape(tuple(size), list(self.resolutions), self.side)
+        rows, columns = anyres.get_anyres_image_grid_shape(tuple(size), list(self.resolutions), self.side)
         return int(rows), int(columns)
 
     def _limited(self, high: int, wide: int) -> tuple[int, int]:

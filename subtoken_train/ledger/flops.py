@@ -39,14 +39,8 @@ class DecoderSize:
     @classmethod
     def of(cls, config: Any, num_kv_heads: int, head_dim: int) -> DecoderSize:
         """Return the size of a decoder by its transformers configuration and the cache's geometry."""
-        return cls(
-            hidden=config.hidden_size,
-            intermediate=config.intermediate_size,
-            num_heads=config.num_attention_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            vocabulary=config.vocab_size,
-        )
+        heads = config.num_attention_heads, num_kv_heads, head_dim
+        return cls(config.hidden_size, config.intermediate_size, *heads, config.vocab_size)
 
     @property
     def layer_weights(self) -> int:

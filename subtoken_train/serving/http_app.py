@@ -80,13 +80,9 @@ class ChatServer:
 
     def app(self) -> ASGIApp:
         """Return the ASGI application."""
-        routes = [
-            Route("/v1/chat/completions", self.complete, methods=["POST"]),
-            Route("/v1/completions", self.complete, methods=["POST"]),
-            Route("/v1/models", self.models),
-            Route("/v1/models/{name:path}", self.models),
-            Route("/health", self.health),
-        ]
+        routes = [Route(path, self.complete, methods=["POST"]) for path in ("/v1/chat/completions", "/v1/completions")]
+        routes += [Route(path, self.models) for path in ("/v1/models", "/v1/models/{name:path}")]
+        routes.append(Route("/health", self.health))
         layers = [Middleware(TrustedHostMiddleware, allowed_hosts=list(self.settings.hosts))]
         if origins := self.settings.origins:
             layers.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))

@@ -103,16 +103,11 @@ class ZeroStrategy(DeepSpeedStrategy):
         import deepspeed
 
         index = self.root_device.index
-        engine, made, _, _ = deepspeed.initialize(
-            args=argparse.Namespace(device_rank=self.local_rank if index is None else index),
-            config=self.config,
-            model=model,
-            model_parameters=[parameter for parameter in model.parameters() if parameter.requires_grad],
-            optimizer=optimizer,
-            lr_scheduler=lr_scheduler,
-            dist_init_required=False,
-        )
-        return engine, made
+        args = argparse.Namespace(device_rank=self.local_rank if index is None else index)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        given = {"model_parameters": trained, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
+        started = deepspeed.initialize(args=args, config=self.config, model=model, dist_init_required=False, **given)
+        return started[0], started[1]
 
     @property
     def handles_gradient_accumulation(self) -> bool:
