@@ -5,7 +5,7 @@ import yaml
 
 from subtoken_train.cli.compare import arms_of, own_text
 from subtoken_train.cli.main import main
-from tests.support.commands import refused
+from tests.support.commands import printed, refused
 from tests.support.places import ROOT
 
 RECIPE = {
@@ -77,8 +77,7 @@ def test_from_own_texts_to_a_table_and_a_sentence(tmp_path, capsys):
     assert main(["fit", "--config", "texts_subtoken/texts.yaml", *few]) == 0
     assert main(["fit", "--config", "texts_subtoken/texts_anchor.yaml", *few]) == 0
     capsys.readouterr()
-    assert main(["compare", "runs/texts", "--contexts", "2"]) == 0
-    said = capsys.readouterr().out
+    said = printed(capsys, "compare", "runs/texts", "--contexts", "2")
     assert "the text's loss decides: in 21." in said.splitlines()[-1]  # the embedded model reads no facts in words
     assert "% of the compressed text's bytes trained has" in said.splitlines()[-1]
     assert "int8" not in said.splitlines()[-1]  # which takes more bytes

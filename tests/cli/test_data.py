@@ -88,8 +88,7 @@ def files_below(folder):
 
 def test_a_complete_set(root, capsys):
     before = files_below(root)
-    assert main(["data", "llava665k", "--root", str(root)]) == 0
-    out = capsys.readouterr().out
+    out = printed(capsys, "data", "llava665k", "--root", str(root))
     assert "train2017.zip" in out
     assert f"{root / data.MIX665K}: 6 records, 1 without an image" in out
     assert "coco/train2017          1 named, all there\n" in out

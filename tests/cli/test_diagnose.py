@@ -4,15 +4,10 @@ import csv
 import re
 
 import pytest
-import torch
 
-from checkpoints.tiny_llama import build_model, build_tokenizer
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.scene_files import write_scenes
-from subtoken_train.reducers import build_reducer
-from subtoken_train.routing import RoutingConfig
 from tests.support.commands import refused
-from tests.support.helpers import made_adapter
 from tests.support.places import ROOT
 from tests.support.sampling import sampled
 
@@ -44,31 +39,15 @@ def test_files_and_table(data, tmp_path, capsys):
     assert words in refused(capsys, "diagnose", "--adapter", ROUTED, "--data", data)
 
 
-def on_tiny_llama(tmp_path, reducer, routing):
-    """An adapter folder on a random tiny Llama of two layers."""
-    torch.manual_seed(0)
-    build_model(layers=2).save_pretrained(tmp_path / "backbone")
-    build_tokenizer().save_pretrained(tmp_path / "backbone")
-    return str(made_adapter(tmp_path / "adapter", tmp_path / "backbone", reducer, routing)[0])
-
-
-@pytest.fixture
-def language_model(tmp_path):
-    """The paper's LLM setting, S = 4 and a mean K of 1 under a global budget, query-conditioned, after Quest."""
-    reducer = build_reducer("quest", keep_ratio=0.25, page_size=4, window=16)
-    routing = RoutingConfig(num_groups=4, kept_groups=1, budget="global", query_conditioned=True)
-    return on_tiny_llama(tmp_path, reducer, routing)
-
-
-def test_a_language_model_reads_english(language_model, tmp_path, capsys):
+def test_a_language_model_reads_english(text_adapter, tmp_path, capsys):
     out = tmp_path / "out"
-    assert main(["diagnose", "--adapter", language_model, "--limit", "3", "--out", str(out)]) == 0
+    assert main(["diagnose", "--adapter", str(text_adapter), "--limit", "3", "--out", str(out)]) == 0
     assert sorted(path.name for path in out.iterdir()) == FILES
     assert "the adapter's own" not in capsys.readouterr().out  # Figure 1 is under its own, global budget
     histogram = [line.split(",") for line in (out / "figure1a.csv").read_text().splitlines()[1:6]]
-    assert sum(int(tokens) for _, _, tokens, _ in histogram) == 3 * 2 * 128  # prompts x layers x kept context tokens
-    assert sum(int(groups) * int(tokens) for _, groups, tokens, _ in histogram) == 3 * 2 * 128
-    argv = ["diagnose", "--adapter", language_model, "--data", "x.json", "--out", tmp_path / "b"]
+    assert sum(int(tokens) for _, _, tokens, _ in histogram) == 3 * 2 * 256  # prompts x layers x kept context tokens
+    assert sum(int(groups) * int(tokens) for _, groups, tokens, _ in histogram) == 3 * 2 * 256
+    argv = ["diagnose", "--adapter", text_adapter, "--data", "x.json", "--out", tmp_path / "b"]
     assert "--data x.json has prompts with images, but a language model reads text" in refused(capsys, *argv)
 
 

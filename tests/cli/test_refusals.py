@@ -112,6 +112,7 @@ REFUSED = {
         "--tasks popp --adapter {vlm} --out x": "unknown task 'popp'. Did you mean 'pope'",
         "--tasks recall --out x": "give --adapter DIR, or --backbone PATH",
         "--suite mini --out x --adapter {vlm}": "--adapter does not apply to --suite",
+        "--suite mini --device cuda:77 --out mini": "unknown device of this machine 'cuda:77'",
         "--config nowhere.yaml --kv-dtype int8": "--kv-dtype does not apply to --config",
         "--config nowhere.yaml": "grid nowhere.yaml is not a file.",
         "--config tiny_fastv25_s16k3": "Did you mean 'tiny_fastv25_s16k4.yaml'?",

@@ -156,10 +156,3 @@ def test_scenes_are_read_where_they_were_made(tmp_path, capsys):
     assert main(argv) == 0, capsys.readouterr().err
     (folder,) = Path("results/x").glob("*/scenes_pope")
     assert Manifest.read(folder).source == "data/scenes"
-
-
-def test_a_device_that_is_not_there_leaves_no_suite(tmp_path, capsys):
-    out = tmp_path / "mini"
-    assert main(["evaluate", "--suite", "mini", "--device", "cuda:77", "--out", str(out)]) == 2
-    assert "unknown device of this machine 'cuda:77'" in capsys.readouterr().err
-    assert not out.exists()
