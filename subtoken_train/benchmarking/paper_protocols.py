@@ -57,7 +57,7 @@ def check_protocol(family: Family) -> None:
 
 
 def protocol_subjects(subject: Subject) -> Iterator[tuple[str, Subject]]:
-    """The routed arms, and what they are called; routers are drawn, and LoRA is put on where there is none."""
+    """Yield the routed arms with their names; routers are drawn, and LoRA is put on where there is none."""
     family = subject.family
     _put_lora_on(family, LoraSettings())
     bank = RouterBank(RoutingConfig(), family.hidden_size, family.shape).to(family.device)
@@ -75,7 +75,7 @@ def _put_lora_on(family: Family, settings: LoraSettings) -> None:
 def departures(
     family: Family, path: str, parts: PromptParts, new_tokens: int, dtype: str, quantization: str = "none"
 ) -> list[str]:
-    """In which points a run is not the paper's; empty where it is."""
+    """List in which points a run is not the paper's; empty where it is."""
     found = other_machine(family, path, PAPER, dtype, quantization)
     if new_tokens != NEW_TOKENS:
         found.append(f"{new_tokens} forced tokens instead of {NEW_TOKENS}")
@@ -112,7 +112,7 @@ def other_machine(
 
 
 def overhead_line(label: str, row: Mapping[str, Any], path: str) -> str:
-    """Input length and overheads of one arm, with the paper's range where it has the backbone."""
+    """Write input length and overheads of one arm, with the paper's range where it has the backbone."""
     words = []
     for part, what in (("prefill", "prefill"), ("step", "decode")):
         middle, low, high = (100 * (each - 1) for each in row["ratios"][part][TOKEN_ONLY])

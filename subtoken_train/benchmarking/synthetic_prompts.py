@@ -58,7 +58,7 @@ class PromptParts:
 
 
 def prompt_parts(family: Family, length: int | None = None) -> PromptParts:
-    """The parts of a prompt of so many tokens; None: an image and the paper's text, or 2,048 of text at most."""
+    """Return the parts of a prompt of that length; None: an image and the paper's text, or 2,048 of text at most."""
     if family.image_token_id is None:
         most = position_bound(family.decoder.config) or TEXT_LENGTH
         length = min(TEXT_LENGTH, most // 2) if length is None else length
@@ -88,7 +88,7 @@ def check_positions(family: Family, parts: PromptParts, new_tokens: int) -> None
 
 
 def draw_prompts(family: Family, parts: PromptParts, batch_size: int, seed: int = 0) -> Batch:
-    """A batch of prompts on the model's device."""
+    """Draw a batch of prompts on the model's device."""
     generator = torch.Generator().manual_seed(seed)
     ids_BN = _words(family, (batch_size, parts.length), generator)
     if family.image_token_id is None:
@@ -102,7 +102,7 @@ def draw_prompts(family: Family, parts: PromptParts, batch_size: int, seed: int 
 
 
 def plain_inputs(family: Family, prompts: Batch) -> Mapping[str, Any]:
-    """The same prompts as transformers' own forward pass takes them."""
+    """Return the same prompts as transformers' own forward pass takes them."""
     inputs: dict[str, Any] = {"input_ids": prompts.input_ids_BN}
     if prompts.pixel_values is not None:
         shown, grid, count_B = prompts.pixel_values, prompts.image_grid_I3, prompts.images_per_sample_B
@@ -185,7 +185,7 @@ class Shrink:
 
 
 def random_family(config: BackboneConfig, shrink: Shrink, device: torch.device, seed: int = 0) -> Family:
-    """A backbone's architecture with random weights, in evaluation mode, without a download."""
+    """Build a backbone's architecture with random weights, in evaluation mode, without a download."""
     if config.quantization != "none":
         raise ValueError(f"quantization {config.quantization!r} is asked for, not of --random weights; leave one out")
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -211,5 +211,5 @@ class DrawnPool(ModelPool):
         return (backbone if self._where.type == "meta" else backbone.to(self._where)).eval()
 
     def find(self, name: str | Path, revision: str | None = None) -> Path | None:
-        """As the pool of models does; published backbones are known without a request."""
+        """Find as the pool of models does; published backbones are known without a request."""
         return None if published_config(str(name)) is not None else super().find(name, revision)

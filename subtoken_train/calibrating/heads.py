@@ -288,7 +288,7 @@ class DuoCalibrator(Calibrator):
         return HeadAlphas(rounded(alpha_Lh.tolist()), self.sinks, self.recent)
 
     def loss(self, family: Family, batch: Batch, alpha_Lh: Tensor) -> Tensor:
-        """Distillation of the rows that predict the answers, plus the weighted mean alpha."""
+        """Return the distillation of the rows that predict the answers, plus the weighted mean alpha."""
         rows_BN, _ = predicting_rows(batch.labels_BN)
         of_both = torch.ones_like(alpha_Lh), alpha_Lh
         target_RD, mixed_RD = (self._hidden(family, batch, each, rows_BN) for each in of_both)
@@ -303,7 +303,7 @@ class DuoCalibrator(Calibrator):
 
 
 def rate_at(step: int, steps: int) -> float:
-    """Factor of the learning rate: rises over the first fifth of the steps, falls over the last, a tenth at least."""
+    """Return the learning rate's factor: up over the first fifth of the steps, down over the last, 0.1 at least."""
     fifth = max(1, steps // 5)
     return min(1.0, max((step + 1) / fifth, 0.1), max((steps - step) / fifth, 0.1))
 

@@ -183,7 +183,7 @@ class PruneCalibrator(Calibrator):
 
 
 def stopped_at(shares_L: list[float], target: float) -> list[float] | None:
-    """A schedule up to the layer after which nothing more need leave; None where its average stays above a target."""
+    """End a schedule at the first layer whose share, kept from there, meets the target; None where none does."""
     depth = len(shares_L)
     for layer, share in enumerate(shares_L):
         row = [*shares_L[:layer], *[share] * (depth - layer)]

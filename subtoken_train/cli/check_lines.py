@@ -51,7 +51,7 @@ _OPTIMIZERS = {"adamw": "AdamW", "paged_adamw_8bit": "paged 8-bit AdamW"}
 
 
 def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPrompt, offline: bool) -> Iterator[str]:
-    """Backbone, reducer, routing, LoRA, stage 2 and optimiser, a line each."""
+    """Write backbone, reducer, routing, LoRA, stage 2 and optimiser, a line each."""
     module, family, reducer = cli.model, parts.family, parts.reducer
     backbone, optimizer, depth = module.backbone_config, module.optimizer_config, family.shape.num_layers
     pixels = "" if family.nominal_image is None else " of {} x {} pixels".format(*family.nominal_image)
@@ -108,7 +108,7 @@ def check_ready(cli: RecipeCLI, parts: CompressedBackbone, offline: bool) -> Non
 
 
 def obstacles(cli: RecipeCLI, peak: int) -> Iterator[str]:
-    """Why this machine cannot run a valid recipe, and what lies where it would write; ``peak``: bytes of a step."""
+    """Say why this machine cannot run a valid recipe, and what lies where it would write; ``peak``: bytes of a step."""
     trainer, model, cuda = cli.config.trainer, cli.model, torch.cuda.is_available()
     there = {"mps": torch.backends.mps.is_available(), "tpu": find_spec("torch_xla") is not None}
     zero = issubclass(KINDS["strategy"].names[cli.strategy], ZeroStrategy)
@@ -232,7 +232,7 @@ _BATCHES = 4
 
 
 def time_line(cli: RecipeCLI, batches: int, reading: Reading) -> str:
-    """The expected time of ``batches`` training batches, or why it cannot be told before a run."""
+    """Write the expected time of ``batches`` training batches, or why it cannot be told before a run."""
     data, trainer, module = cli.datamodule, cli.config.trainer, cli.model
     folder = Path(resolve(module.backbone_config.path))
     whole = str(trainer.precision or "32-true") == "32-true" and module.backbone_config.quantization == "none"
@@ -264,7 +264,7 @@ def time_line(cli: RecipeCLI, batches: int, reading: Reading) -> str:
 
 
 def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool, reading: Reading) -> Iterator[str]:
-    """The files (unless offline), the first record as the loss sees it, optimiser steps, records and epochs."""
+    """Write the files (unless offline), the first record as the loss sees it, optimiser steps, records and epochs."""
     data, trainer = cli.datamodule, cli.config.trainer
     devices = count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes)
     accumulate = trainer.accumulate_grad_batches

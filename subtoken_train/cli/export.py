@@ -126,7 +126,7 @@ class Source:
     recipe: Path | None
 
     def picture(self) -> bytes | None:
-        """The picture of the training that an adapter folder holds; None where it holds none of ours."""
+        """Return the picture of the training that an adapter folder holds; None where it holds none of ours."""
         path = self.folder / PICTURE_FILE
         if not self.is_adapter or not path.is_file() or check_regular(path) > _MAX_PICTURE:
             return None
@@ -135,7 +135,7 @@ class Source:
 
 
 def find_source(path: Path) -> Source:
-    """The adapter or checkpoint that a path means: a run's adapter comes first, then its newest complete checkpoint."""
+    """Find the adapter or checkpoint that a path means: a run's adapter first, then its newest complete checkpoint."""
     if not path.is_dir():
         raise ValueError(f"{path} is not a folder; name a run (runs/NAME), one of its checkpoints, or an adapter")
     for adapter in (path, path / "adapter"):

@@ -183,13 +183,13 @@ def _tokenizer_at_hand(path: str) -> Any:
 
 
 def chat_tokenizer(path: str) -> Any:
-    """The tokenizer of a folder that has a chat template; None for every other backbone."""
+    """Load the tokenizer of a folder that has a chat template; None for every other backbone."""
     tokenizer = _tokenizer_at_hand(path)
     return tokenizer if tokenizer is not None and tokenizer.chat_template else None
 
 
 def longest_record(data: OwnData, chosen: Chosen) -> tuple[int, int]:
-    """Tokens of the longest record, images included, and the positions of the embedded backbone; no image is opened."""
+    """Return the longest record's tokens, images included, and the embedded model's positions; opens no image."""
     config = BackboneConfig(chosen.path)
     family = with_processor(layout_family(config), config)
     positions, longest, blank = position_bound(family.decoder.config) or MAX_TOKENS, 0, Image.new("RGB", (1, 1))
@@ -250,7 +250,7 @@ def own_recipe(data: OwnData, chosen: Chosen, folder: Path, out: Path, name: str
 
 
 def own_recipe_text(content: dict[str, Any], chosen: Chosen, path: Path, data: Path) -> str:
-    """The file, with what one may want to know on top."""
+    """Write the recipe's file, with what one may want to know on top."""
     header = (
         f"# {shell_words(data, 'on', chosen.path)}, with the settings of the shipped recipe of {chosen.name}\n"
         "# yaml-language-server: $schema=recipe.schema.json\n"
@@ -311,7 +311,7 @@ _SOURCES = {"train": "train", "val": "dev"}
 
 
 def said(data: OwnData, split: str) -> list[str]:
-    """The texts of a split."""
+    """Return the texts of a split."""
     rows = data.splits[split]
     if data.kind == "texts":
         return [row["text"] for row in rows]

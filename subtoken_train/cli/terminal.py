@@ -122,7 +122,7 @@ _LINES = 10  # in a log
 
 
 def counter(what: str, timed: bool = False) -> Callable[[int, int], None]:
-    """A function of (done, total) that shows ``done/total what``, and if ``timed`` the time left, from the first on."""
+    """Return a function of (done, total) that shows ``done/total what``, and if ``timed`` the time left."""
     shown, what, start = -1 if timed else 0, plain(what), time.monotonic()
 
     def show(done: int, total: int) -> None:

@@ -66,7 +66,7 @@ def collate_text(samples: Sequence[TextSample], pad_id: int) -> Batch:
 
 
 def context_tokens(family: Family, token_ids: list[int], asking: int = QUERY_TOKENS) -> int:
-    """Tokens that are context: up to the last blank line of the later half, else all but the last ``asking`` ones."""
+    """Count context tokens: up to the last blank line of the later half, else all but the last ``asking`` ones."""
 
     def text(start: int) -> str:
         ending: str = family.tokenizer.decode(token_ids[start - 1 :])

@@ -48,7 +48,7 @@ LEGEND = (
 
 
 def facts_table(answers: Sequence[SideAnswer]) -> str:
-    """HTML: a row for each answer, which a narrow page shows as a card. Bytes are ``CacheReport``'s, without slack."""
+    """Write an HTML row for each answer, a card on a narrow page. Bytes are ``CacheReport``'s, without slack."""
     head = "".join(f"<th>{name}</th>" for name in COLUMNS)
     body = ""
     for answer in answers:
@@ -101,7 +101,7 @@ def kept_groups(plan: Plan, regions_N: Tensor) -> KeptGroups | None:
 
 
 def token_words(answer: SideAnswer, layer: int) -> list[tuple[str, float | None]]:
-    """The text in pieces of whole characters, and the mean share of a layer's heads that keep a piece's tokens."""
+    """Split the text into whole characters, each piece with the mean share of a layer's heads that keep its tokens."""
     shown_N = in_compressed_region(answer.batch.regions_BN[0])
     shares = kept_tokens(answer.plan.layers[layer], shown_N).share_T.tolist()
     decode, words = answer.family.tokenizer.decode, list[tuple[str, float | None]]()
@@ -116,7 +116,7 @@ def token_words(answer: SideAnswer, layer: int) -> list[tuple[str, float | None]
 
 
 def marked_text(answer: SideAnswer, layer: int) -> str:
-    """HTML of ``token_words``: the larger a piece's share, the stronger its colour."""
+    """Write ``token_words`` as HTML: the larger a piece's share, the stronger its colour."""
     pieces = [
         f'<span style="background: rgb(37 99 235 / {0.7 * (share or 0):.2f})">{escape(piece)}</span>'
         for piece, share in token_words(answer, layer)

@@ -76,7 +76,7 @@ def compressed_by(backbone: CompressedBackbone, compression: Compression) -> str
 
 
 def why_undrawn(backbone: CompressedBackbone, batch: Batch) -> str | None:
-    """Why kept tokens cannot be drawn on the picture, or marked in the text; None where they can."""
+    """Say why kept tokens cannot be drawn on the picture, or marked in the text; None where they can."""
     try:
         check_places(backbone)
         if backbone.family.sees_images:

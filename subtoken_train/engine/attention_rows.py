@@ -41,7 +41,7 @@ def scouted_row(
     deep_nBND: Tensor | None = None,
     frozen: bool = False,
 ) -> Tensor:
-    """``row_attention`` from embeddings: layers below run unrouted, ``size`` rows at a time; ``frozen``: no LoRA."""
+    """Run ``row_attention`` from embeddings: lower layers unrouted, ``size`` rows at a time; ``frozen``: no LoRA."""
     length = int(row_B.max().clamp(min=0)) + 1
     visible, position = visible_BN[:, :length], position_ids[..., :length]
     deep = None if deep_nBND is None else deep_nBND[:, :, :length]

@@ -364,7 +364,7 @@ class Cutting:
 
 
 def images_of_samples(tokens: Sequence[int], sizes: Sequence[int]) -> list[int]:
-    """Images of every sample, from its tokens and the sizes of the batch's images (of a video a frame or two)."""
+    """List every sample's images, from its tokens and the batch's image sizes (of a video a frame or two)."""
     counts, image = [], 0
     for own in tokens:
         first, seen = image, 0

@@ -92,7 +92,7 @@ AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
 
 
 def mixed_hidden(family: Family, embeds_BND: Tensor, position: Tensor, mix: HeadMix | FadingEntries) -> Tensor:
-    """Hidden states after the last layer's norm, [B, N, D], of a pass whose heads are mixed; dropout is off."""
+    """Return hidden states after the last norm, [B, N, D], of a pass whose heads are mixed; dropout is off."""
     decoder = family.decoder
     if any(family.windows):
         raise ValueError(f"{decoder.config.model_type} has sliding windows, and heads are weighed over whole contexts")

@@ -54,7 +54,7 @@ def gathered_weights(module: nn.Module) -> Iterator[None]:
 
 
 def enable_checkpointing(family: Family, bank: RouterBank | None) -> None:
-    """Non-reentrant gradient checkpointing; layers are recomputed under the routing they first ran with."""
+    """Turn on non-reentrant checkpointing; layers are recomputed under the routing they first ran with."""
     options = {"use_reentrant": False, **({} if bank is None else {"context_fn": bank.checkpoint_contexts})}
     family.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
     for layer in family.decoder.layers:  # transformers asks a layer's own mode, and the frozen backbone is not training

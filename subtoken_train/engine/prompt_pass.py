@@ -23,7 +23,7 @@ from subtoken_train.types import Batch, LayerPlan, Plan, Region
 
 
 def protected_rows(batch: Batch) -> Tensor:
-    """Rows that no reducer drops, bool [B, N]: a token is read from them (before an answer, at a prompt's end)."""
+    """Mark rows that no reducer drops, bool [B, N]: a token is read from them (before an answer, at a prompt's end)."""
     regions_BN = batch.regions_BN
     after_BN = torch.nn.functional.pad(regions_BN[:, 1:], (0, 1), value=int(Region.PADDING))
     answers_BN = (after_BN == Region.ANSWER) & (regions_BN != Region.ANSWER)
@@ -84,7 +84,7 @@ class Rows:
 
 
 def joined_rows(hidden_BND: Tensor, rows: Rows, joins_BN: Tensor) -> tuple[Tensor, Rows]:
-    """Embeddings, and what the first layers add to them, each the mean of the rows that go to its row."""
+    """Return embeddings, and what the first layers add, each the mean of the rows that go to its row."""
     goes_B1N = joins_BN[:, None].to(hidden_BND.device)
     deep = rows.deep_nBMD
     if deep is not None:
@@ -99,7 +99,7 @@ def one_past(position: Tensor, visible_BN: Tensor) -> Tensor:
 
 
 def question_rows(batch: Batch, rows: Rows) -> Tensor:
-    """The QUERY rows up to ``Batch.rank_position_B``, bool [B, M]: the question that choices may depend on."""
+    """Mark the QUERY rows up to ``Batch.rank_position_B``, bool [B, M]: the question that choices may depend on."""
     return (rows.regions_BM == Region.QUERY) & (rows.index_BM <= batch.rank_position_B[:, None])
 
 

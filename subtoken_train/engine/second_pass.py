@@ -48,7 +48,7 @@ class TaskRows:
 
 
 def rows_of_task(family: Family, result: PromptPass, plan: TaskPlan) -> TaskRows:
-    """A task's rows after the prompt: a text's count on, repeated tokens (no pieces: all) keep their distances."""
+    """Place a task's rows after the prompt: a text's count on, repeated tokens (no pieces: all) keep distances."""
     rows = result.rows
     start, deep = rows.next_position, rows.deep_nBMD
     assert result.embeds_BND is not None

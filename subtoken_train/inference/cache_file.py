@@ -126,7 +126,7 @@ def read_cache(path: Path, backbone: CompressedBackbone, compression: Compressio
 
 
 def sealed(record: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """A file's metadata: the record behind its checksum. One entry, because safetensors writes several in any order."""
+    """Return a file's metadata: one entry with the record behind its checksum; safetensors orders several at random."""
     return {_RECORD: f"{_digest(record, tensors)} {record}"}
 
 

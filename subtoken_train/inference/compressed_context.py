@@ -158,7 +158,7 @@ def _listed(thing: Any) -> bool:
 
 
 def asked_of(family: Family, context: Any, questions: Questions) -> list[Context]:
-    """The contexts that questions are about, in the form that the model reads."""
+    """Return the contexts that questions are about, in the form that the model reads."""
     given = context if (questions.nested or not family.sees_images) and _listed(context) else [context]
     questions.check_fits(len(given))
     if not family.sees_images:
@@ -207,7 +207,7 @@ class CompressedContext:
         max_new_tokens: int,
         ended: Callable[[list[Tensor]], Tensor] | None = None,
     ) -> list[list[str]]:
-        """Greedy answers to the questions of every context."""
+        """Answer the questions of every context greedily."""
         family = self.backbone.family
         asked = [[frame.ids(family, each) for each in own] for frame, own in zip(self.frames, questions, strict=True)]
         found: list[list[str]] = [[] for _ in asked]

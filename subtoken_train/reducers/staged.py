@@ -77,7 +77,7 @@ class StagedReducer(RankedCuts):
         """Share of the visual tokens that each layer holds, falling; their average is ``keep_ratio``, to 2^-30."""
 
     def layer_tokens(self, tokens: int, num_layers: int) -> list[int]:
-        """Tokens of each layer; with ``matches`` less than a token over the arm: largest remainders are rounded up."""
+        """Count each layer's tokens; with ``matches`` less than one over the arm: largest remainders round up."""
         if not self.acts:
             return [tokens] * num_layers
         shares = self.layer_shares(num_layers)

@@ -176,7 +176,7 @@ def chosen_tokens(received_T: Tensor, best: int, step: int | None) -> Tensor:
 
 
 def chosen_count(received_T: Tensor, count: int) -> Tensor:
-    """PruMerge+ at exactly ``count`` tokens (0 to T), [count]: the most outliers that leave room for what is spread."""
+    """Cut PruMerge+ to exactly ``count`` tokens (0 to T), [count]: most outliers that leave room for spread ones."""
     tokens, order = len(received_T), top_indices(received_T, len(received_T)).tolist()
     rank = {place: i for i, place in enumerate(order)}
     ranks_of: dict[int, list[int]] = {}  # step -> ranks of the spread tokens, best first

@@ -68,7 +68,7 @@ class Curve:
         return 1 - self.points[0].kv, 1 - self.points[-1].kv
 
     def reached_text(self, tolerance: float) -> str:
-        """The compression reached; if the curve left the tolerance earlier and came back, that too."""
+        """Write the compression reached; if the curve left the tolerance earlier and came back, that too."""
         if tolerance not in self.edges:
             return f"{', '.join(self.zero)}: 0 uncompressed" if self.zero else "" if self.reference else NO_REFERENCE
         reached = self.edges[tolerance]

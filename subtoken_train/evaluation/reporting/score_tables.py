@@ -155,7 +155,7 @@ def score_of(arm: ArmResults, tasks: Sequence[str]) -> Estimate | None:
 
 
 def difference_of(arm: ArmResults, anchor: ArmResults, tasks: Sequence[str]) -> Estimate | str | None:
-    """The paired difference of an arm and its anchor, as ``score_of``; words where one task cannot be paired."""
+    """Return the paired difference of an arm and its anchor, as ``score_of``; words where a task cannot be paired."""
     return _estimated([_difference_part(arm, anchor, task) for task in tasks])
 
 

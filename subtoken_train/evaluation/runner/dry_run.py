@@ -68,11 +68,11 @@ class LayoutPool(ModelPool):
         return layout_family(source)  # the compressed backbone around it says whether the reducer fits
 
     def find(self, name: str | Path, revision: str | None = None) -> Path | None:
-        """As the pool of models does; published backbones are known without a request."""
+        """Find as the pool of models does; published backbones are known without a request."""
         return None if published_config(str(name)) is not None else super().find(name, revision)
 
     def folder(self, adapter: str) -> Path:
-        """As the pool of models does; for a planned adapter, its own path."""
+        """Return what the pool of models does; for a planned adapter, its own path."""
         if adapter not in self.plans and self.find(adapter) is None and (plan := self._recipe(adapter)) is not None:
             self.plans[adapter] = plan
         return Path(adapter) if adapter in self.plans else super().folder(adapter)
@@ -185,7 +185,7 @@ def _without_files(spec: ArmSpec) -> tuple[ArmSpec, list[tuple[str, str]]]:
 
 
 def recipe_of(adapter: str) -> Path | None:
-    """The recipe of a run's adapter: NAME.yaml here or in ``recipes/``, else the shipped one; None: no recipe."""
+    """Find the recipe of a run's adapter: NAME.yaml here or in ``recipes/``, else the shipped one; None: no recipe."""
     name = run_name(adapter)
     shipped = shipped_recipe(name)
     for own in (Path(f"{name}.yaml"), Path("recipes", f"{name}.yaml")):
