@@ -306,10 +306,10 @@ def _warn_of_tasks(prompts: Batch, eviction: EvictionPass, family: Family) -> No
     """Warn where a second pass takes positions that the model was not made for, after a prompt that does not."""
     bound, method = position_bound(family.decoder.config), eviction.method
     lengths_B = (prompts.regions_BN != Region.PADDING).sum(-1)
-    for task in eviction.tasks if bound is not None else ():
+    for task in eviction.tasks:
         tokens_B = task_tokens(family, task, prompts.regions_BN)
         needed, place = (lengths_B + tokens_B).masked_fill(~eviction.again_B, 0).max(0)
-        if lengths_B[place] <= bound < needed:
+        if bound is not None and lengths_B[place] <= bound < needed:
             words = f"eviction {method.name!r} runs further rows after a prompt to score it, past the {bound:,}"
             after = "positions that the model was made for; it continues, but may choose worse"
             advice = f"shorten the context, or {method.second_pass_advice}"
