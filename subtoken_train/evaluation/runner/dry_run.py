@@ -91,7 +91,9 @@ class LayoutPool(ModelPool):
         if (plan := self.plans.get(str(path))) is None:
             made = super().get(path, **options)
         else:
-            changed = with_selection(plan, *map(options.get, ("reducer", "selector", "seed")), str(path))
+            changed = with_selection(
+                plan, options.get("reducer"), options.get("selector"), options.get("seed"), str(path)
+            )
             backbone = options.get("backbone")
             source = replace(plan.backbone, path=backbone) if isinstance(backbone, str) else plan.backbone
             laid_out = self._cleared(replace(source, **loading), changed.reducer)
