@@ -199,7 +199,7 @@ def model_card(record: dict[str, Any], sections: CardSections | None = None) -> 
     budget = replace(whole, keep_ratio=record["reducer"]["keep_ratio"])
     lora, scored = "Merged q/v LoRA" if record["merged"] else "q/v LoRA", sections.evaluation
     base = record["backbone"]["path"]
-    licence = next((each.licences[base] for each in FAMILIES.values() if base in each.licences), None)  # else: ask it
+    licence = next((each.licences[base] for each in FAMILIES.values() if base in each.licences), None)
     sees_images = named_family(record["identity"]["model_type"]).sees_images
     title = str(record["training"].get("name", "subtoken adapter"))
     task = "visual-question-answering" if sees_images else "question-answering"

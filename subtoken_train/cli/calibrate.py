@@ -84,7 +84,8 @@ def run(args: argparse.Namespace) -> int:
     for name in settings:
         check_word(f"option of {args.method}", name, fields)
     calibrator = kind(**settings)
-    backbone = load_backbone(folder or args.backbone, backbone=folder and args.backbone, device=args.device)
+    beside = None if folder is None else args.backbone
+    backbone = load_backbone(folder or args.backbone, backbone=beside, device=args.device)
     own = BackboneConfig(path=args.backbone or "")
     identity = identify(backbone.family, own) if folder is None else read_config(folder).identity
     calibration = calibrator.run(backbone, identity, args.data, counter("prompts"))

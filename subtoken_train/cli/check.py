@@ -37,8 +37,8 @@ def run_raw(argv: list[str]) -> int:
             check_word("option", word, [JSON])
         facts = environment()
         width = max(map(len, facts))
-        lines = [f"{name:<{width}}  {'none found' if fact is None else fact}" for name, fact in facts.items()]
-        print(json.dumps(facts, indent=2) if given else "\n".join(lines))
+        rows = [f"{name:<{width}}  {'none found' if fact is None else fact}" for name, fact in facts.items()]
+        print(json.dumps(facts, indent=2) if given else "\n".join(rows))
         return 0
     offline = OFFLINE in argv
     if offline:

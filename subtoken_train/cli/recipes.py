@@ -143,11 +143,11 @@ def anchor_settings(cli: RecipeCLI) -> dict[str, Any]:
         (reducer.name == "none", f"{tokens}; choose its reducer with --model.reducer.name"),
     )
     reducer.check_anchor()
-    budget, layers, tokens = routing.token_budget, 1, 1
+    budget, layers, before = routing.token_budget, 1, 1
     if reducer.stage == "decoder" or budget.stores_fill:  # depth and a prompt's length matter
         parts = lay_out(module)
-        layers, tokens = parts.family.shape.num_layers, nominal_prompt(parts.family, cli.datamodule).tokens
-    anchor = matched_reducer(reducer, budget, layers, tokens)
+        layers, before = parts.family.shape.num_layers, nominal_prompt(parts.family, cli.datamodule).tokens
+    anchor = matched_reducer(reducer, budget, layers, before)
     settings: dict[str, Any] = {"output_dir": f"{cli.output_dir}{SUFFIX}"}
     settings |= {f"model.reducer.{key}": getattr(anchor, key) for key in ("keep_ratio", "round_up", "matches")}
     if routing.value_gate:

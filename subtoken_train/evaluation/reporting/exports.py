@@ -60,7 +60,11 @@ def report_csv(report: Report) -> str:
     there = {SPREAD: any(row.arm.facts.by_threshold for row in arms), PAPER: any(row.printed for row in arms)}
     further = [name for name, wanted in there.items() if wanted]
     frame = pd.DataFrame(rows, columns=[*HEADINGS, *further], dtype=object)
-    frame = frame.astype(KINDS | dict.fromkeys(further, "float64"))
+    return frame_csv(frame.astype(KINDS | dict.fromkeys(further, "float64")))
+
+
+def frame_csv(frame: pd.DataFrame) -> str:
+    """Return a frame as CSV with columns of ``HEADINGS``, each of its kind in ``KINDS``, and perhaps two more."""
     return str(frame.to_csv(index=False, float_format="%.6f", lineterminator="\n"))
 
 
