@@ -3,7 +3,7 @@
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, L layers.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -17,7 +17,7 @@ from subtoken_train.functional.gather import last_marked
 from subtoken_train.types import Region
 from subtoken_train.view.method import by_settings, setting
 from subtoken_train.view.scores import Candidates, Scores
-from subtoken_train.view.view import Need, View
+from subtoken_train.view.view import Need, Rule, View
 
 AirWindow = Literal["elite", "last", "text", "visual"]
 AirBudgets = Literal["both", "strength", "skewness", "uniform", "pyramid"]
@@ -59,8 +59,7 @@ class AirCache(Eviction):
         """Importance of the visual entries, [B, 1, N]; ``notes`` has the layer's strength and skewness."""
         visual_BN = view.regions_BN == Region.VISUAL
         observers_BN = self.observers(view)
-        among = None if self.window == "visual" else task_rows
-        importance_BN = importance(view, observers_BN, visual_BN, among)
+        importance_BN = importance(view, observers_BN, visual_BN, None if self.window == "visual" else task_rows)
         notes = {"strength": importance_BN.sum(-1), "skewness": skewness(importance_BN, visual_BN)}
         return Scores(importance_BN[:, None], view.entries_BN & ~visual_BN, notes=notes)
 
@@ -86,9 +85,7 @@ class AirCache(Eviction):
         return divide_budget(weight_LB, candidates.budget_LB.sum(0), least_LB, competing_counts(candidates))
 
 
-def importance(
-    view: View, observers_BN: Tensor, visual_BN: Tensor, among: Callable[[Tensor], Tensor] | None = None
-) -> Tensor:
+def importance(view: View, observers_BN: Tensor, visual_BN: Tensor, among: Rule | None = None) -> Tensor:
     """Mean attention of the observers to each visual entry (equations 7 and 8), over heads too, [B, N]; 0 elsewhere."""
     received_BN = view.received(observers_BN, visual_BN | observers_BN, among=among).mean(1)
     return (received_BN / observers_BN.sum(-1, keepdim=True).clamp(min=1)).masked_fill(~visual_BN, 0.0)
