@@ -8,6 +8,7 @@ channels of a piece, K kinds, k channels of a cut key.
 """
 
 import math
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -18,7 +19,8 @@ from torch import Tensor
 from subtoken_train.cache.by_sample import select_part
 from subtoken_train.functional.gather import on_device, take_entries
 from subtoken_train.kernels.choice import choose_kernel
-from subtoken_train.kernels.formats import MODEL, Format, Payload
+from subtoken_train.kernels.formats import MODEL, Format, Payload, Symmetric
+from subtoken_train.kernels.row_table import DTYPES
 from subtoken_train.kernels.storage import Block, BlockPart, PageIndex, RoutedValues, pack_bits
 from subtoken_train.types import CutKeys, LayerPlan, Layout
 
@@ -241,14 +243,14 @@ def _fused(
     fill_Rc1d: Tensor | None,
 ) -> list[Block] | None:
     """Return the blocks that one launch writes; None where the kernel does not run, or not for these."""
-    key, device = states[0], states[0].device
-    if choose_kernel(device.type).path != "triton":
-        return None
-    from subtoken_train.kernels.triton_pack import FIELDS, launch_packing, packs
-
+    (key, value), device, width = states, states[0].device, states[0].shape[3]
     pieces = len(marks.bit_of) * len(marks.rows_RM) // math.prod(key.shape[:2]) or 1  # of a head
-    if key.dtype != states[1].dtype or not packs(form, key, key.shape[3] // pieces, counts.channels):
+    whole = all(each % form.per_code == 0 for each in (width, width // pieces, counts.channels))
+    served = type(form) in (Format, Symmetric) and key.dtype == value.dtype in DTYPES and whole and width <= 256
+    if not served or choose_kernel(device.type).path != "triton":
         return None
+    from subtoken_train.kernels.triton_pack import FIELDS, launch_packing
+
     table = torch.zeros(len(marks.rows_RM), len(marks.kinds), FIELDS.value, dtype=torch.int64)
     blocks = []
     for sizes, members in alike.items():
@@ -262,9 +264,9 @@ def _fused(
                 table[members, number] = first + step * torch.arange(len(members))[:, None]
                 parts.append(part)
         rows = None if len(alike) == 1 else _sent(members, torch.int64, device)
-        channels = channels_Rck if any(part.cut for part in parts) else None
-        channels = channels if channels is None or rows is None else channels[rows]
-        blocks.append(Block(rows, parts, channels, numbers=None if rows is None else members))
+        channels = channels_Rck if channels_Rck is None or rows is None else channels_Rck[rows]
+        cut = any(part.cut for part in parts)
+        blocks.append(Block(rows, parts, channels if cut else None, numbers=None if rows is None else members))
     if most := max(max(sizes) for sizes in alike):
         marks_KRM = torch.stack([kind.marks_RM for kind in marks.kinds])
         beside = marks.piece_bit, channels_Rck, None if position_BN is None else position_BN.int(), fill_Rc1d
@@ -311,8 +313,8 @@ def _by_row(tensor: Tensor | None) -> tuple[int, int]:
 
 
 def _sent(numbers: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return numbers on a device, which the host does not wait for."""
-    return torch.tensor(numbers, dtype=dtype).to(device, non_blocking=True)
+    """Return numbers, one at least, on a device; the host does not wait for the copy."""
+    return torch.frombuffer(array("q", numbers), dtype=torch.int64).to(device, dtype, non_blocking=True)
 
 
 def _channels(plan: LayerPlan, count: int) -> Tensor | None:

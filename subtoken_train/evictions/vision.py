@@ -3,7 +3,7 @@
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, L layers.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -17,7 +17,7 @@ from subtoken_train.functional.gather import last_marked
 from subtoken_train.types import Region
 from subtoken_train.view.method import by_settings, setting
 from subtoken_train.view.scores import Candidates, Scores
-from subtoken_train.view.view import Need, View
+from subtoken_train.view.view import Need, Rule, View
 
 AirWindow = Literal["elite", "last", "text", "visual"]
 AirBudgets = Literal["both", "strength", "skewness", "uniform", "pyramid"]
@@ -56,8 +56,7 @@ class AirCache(Eviction):
     def score(self, view: View) -> Scores:
         visual_BN = view.regions_BN == Region.VISUAL
         observers_BN = self.observers(view)
-        among = None if self.window == "visual" else task_rows
-        importance_BN = importance(view, observers_BN, visual_BN, among)
+        importance_BN = importance(view, observers_BN, visual_BN, None if self.window == "visual" else task_rows)
         notes = {"strength": importance_BN.sum(-1), "skewness": skewness(importance_BN, visual_BN)}
         return Scores(importance_BN[:, None], view.entries_BN & ~visual_BN, notes=notes)
 

@@ -20,8 +20,7 @@ import triton.language as tl
 from torch import Tensor
 from triton import next_power_of_2
 
-from subtoken_train.kernels.formats import Format, Symmetric
-from subtoken_train.kernels.row_table import DTYPES
+from subtoken_train.kernels.formats import Format
 
 FIELDS: tl.constexpr = tl.constexpr(10)  # of a row and kind, as ``cache/pack.py`` writes them
 COUNT: tl.constexpr = tl.constexpr(0)  # entries that the row stores of the kind
@@ -164,12 +163,6 @@ def pack_entries(
         if (head == 0) & (into != 0):
             found = tl.load(positions + sample * length + source, mask=there, other=0)
             tl.store(into.to(tl.pointer_type(tl.int32)) + entry, found, mask=there)
-
-
-def packs(form: Format, key_BhNd: Tensor, piece: int, channels: int) -> bool:
-    """Return whether the kernel stores such keys and values, cut to pieces and channels of those widths."""
-    whole = all(width % form.per_code == 0 for width in (key_BhNd.shape[3], piece, channels))
-    return type(form) in (Format, Symmetric) and key_BhNd.dtype in DTYPES and whole and key_BhNd.shape[3] <= 256
 
 
 def launch_packing(

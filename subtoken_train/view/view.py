@@ -35,6 +35,7 @@ from subtoken_train.functional.rotary import Rotation
 from subtoken_train.types import Frames, Region
 
 Scope = Literal["context", "all", "visual"]
+Rule = Callable[[Tensor], Tensor]  # marks rows by their regions, bool [B, N]
 """``context``: what is VISUAL or CONTEXT (``visual`` is another word for it); ``all``: every entry of the prompt."""
 Need = Literal["rows", "blocks", "key_norms", "values", "value_norms", "second_pass", "asks", "inputs"]
 """``rows``: attention of a few chosen rows; ``blocks``: all rows of a region, a block at a time; ``values``: the values
@@ -216,7 +217,7 @@ class View:
         keys_BN: Tensor | None = None,
         weight_BN: Tensor | None = None,
         largest: bool = False,
-        among: Callable[[Tensor], Tensor] | None = None,
+        among: Rule | None = None,
     ) -> Tensor:
         """Return the attention that each entry receives from all marked rows, [B, H, N], see ``attention_received``.
 
@@ -321,7 +322,7 @@ for _each in fields(View):
     if _each.default is ABSENT:
         delattr(View, _each.name)  # what a place lacks is then read by __getattr__
 
-_counted: MutableMapping[Tensor, dict[Callable[[Tensor], Tensor], int]] = WeakTensorKeyDictionary()
+_counted: MutableMapping[Tensor, dict[Rule, int]] = WeakTensorKeyDictionary()
 """By the regions of some rows, which all layers that ran on them share: how many a rule marks of a sample at most."""
 
 LayerView = TaskView = OnlineView = View
