@@ -36,8 +36,7 @@ def write_scene_split(folder: Path, split: str, count: int, seed: int) -> None:
     for index in range(count):
         rng = np.random.default_rng([seed, SPLITS.index(split), index])
         block, place = divmod(index, _DESCRIPTION_EVERY)
-        kinds: tuple[str, ...] = SHORT_KINDS
-        number = block * (_DESCRIPTION_EVERY - 1) + place
+        kinds, number = SHORT_KINDS, block * (_DESCRIPTION_EVERY - 1) + place
         if place == _DESCRIPTION_EVERY - 1:
             kinds, number = DESCRIPTION_KINDS, block
         if split == "train":
