@@ -25,8 +25,8 @@ from subtoken_train.inference.compression import Compression, method_record
 from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.inference.prefill import check_context_first, contexts_of
 from subtoken_train.ledger.kv_budget import mean_deviation
-from subtoken_train.reducers.base import Stage
-from subtoken_train.reducers.staged import Cut, DecoderReducer, PruneSchedules, attention_masses
+from subtoken_train.reducers.base import Cut, Stage
+from subtoken_train.reducers.staged import DecoderReducer, PruneSchedules, attention_masses
 from subtoken_train.types import Batch, Protocol, Region
 from subtoken_train.view.method import setting
 from subtoken_train.view.view import Scope, View

@@ -278,10 +278,7 @@ def parse_keep(text: str) -> tuple[float, KeepUnit]:
 
 
 def parse_settings(method: str | None, settings: Sequence[str]) -> dict[str, Any]:
-    """``key=value`` settings of an eviction method, read as what the method's own defaults are.
-
-    Unknown keys are left for ``build_eviction`` to refuse, settings of no method for ``ArmSpec``.
-    """
+    """``key=value`` settings of an eviction method by its defaults' types; unknown keys are refused later."""
     if method is None:
         return dict.fromkeys(settings)
     return read_settings(setting_fields(method), method, settings)

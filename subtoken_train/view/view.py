@@ -140,10 +140,11 @@ class View:
         if need is not None and not self._declares(need):
             raise _undeclared(name, need)
         if "seen_B" in vars(self):
-            why = f"an eviction reads {name} of its view while tokens are decoded"
-            rows = "and says that it reads none: let its online say how many of the last rows (Online(rows=...))"
+            rows = "says that it reads none: let its online say how many of the last rows (Online(rows=...))"
             none = "where there is none; score without it, or let its online be None, so that eviction_every refuses it"
-            raise ValueError(f"{why} {rows}" if name == "query_BHNd" else f"{why}, {none}")
+            read = f"{name} of its view while tokens are decoded, {none}"
+            asks = name == "query_BHNd"
+            raise ValueError(f"an eviction reads {f'queries while tokens are decoded and {rows}' if asks else read}")
         remedy = _REMEDIES.get(name, f"this place of the pass has {', '.join(vars(self))}")
         raise ValueError(f"a method reads {name} of its view, where there is none: {remedy}")
 
@@ -185,7 +186,6 @@ class View:
 
     @property
     def _first(self) -> int:
-        """Keys before the first query row."""
         return self.key_BhNd.shape[2] - self.query_BHNd.shape[2]
 
     def attention_row(self, layer: int) -> Tensor:
@@ -216,10 +216,7 @@ class View:
         weight_BN: Tensor | None = None,
         largest: bool = False,
     ) -> Tensor:
-        """Attention that each entry receives from all marked rows, [B, H, N], see ``attention_received``.
-
-        ``rows_BN`` is None: from the rows of a second pass's task, which see each other, too.
-        """
+        """Attention that each entry receives from all marked rows (None: those of a task), [B, H, N] in fp32."""
         weight_BN = None if weight_BN is None else weight_BN[:, self._first :]
         received_BHK = attention_received(*self._asking(rows_BN, keys_BN), weight_BN=weight_BN, largest=largest)
         return received_BHK[..., : self.regions_BN.shape[1]]

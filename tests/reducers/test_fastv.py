@@ -274,8 +274,8 @@ def test_who_joins_equals_a_plain_loop(shape, count, levels, share, dtype, seed)
     scores = random_scores(seed + 2, *shape, levels=levels).to(dtype)
     read = random_mask(seed + 3, *shape, share=share)
     given_ = (scores, regions, read, torch.full(shape[:1], count))
-    keep, rank, joins = keep_ranked(*given_, ranks=True, merges=True)
-    plain, plain_rank, nothing = keep_ranked(*given_, ranks=True)
+    keep, rank, joins, _ = keep_ranked(*given_, ranks=True, merges=True)
+    plain, plain_rank, nothing, _ = keep_ranked(*given_, ranks=True)
     assert nothing is None
     assert torch.equal(keep, plain)
     for sample in range(shape[0]):
