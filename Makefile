@@ -63,11 +63,12 @@ FIT := tiny_fastv25_s64k16_best_lf4
 fit: install data/scenes ## train a router and compare it with its anchor of the same bytes: about 4 minutes on two cores
 	@echo "1/2 train: 600 steps, about 3 minutes; 2/2 compare on 800 questions, half a minute"
 	$(BIN)/subtoken-train fit --config $(FIT) --overwrite
+	@$(BIN)/subtoken-train generate --adapter runs/$(FIT) --image data/samples/a.png --prompt 'is there a 7 ?' --show runs/$(FIT)/kept.png
 	$(BIN)/subtoken-train evaluate --data data/scenes/dev.json --adapter runs/$(FIT)/adapter \
 		--adapter checkpoints/adapters/$(FIT)_anchor --adapter checkpoints/adapters/tiny_lora_only
-	@$(BIN)/subtoken-train generate --adapter runs/$(FIT) --image data/samples/a.png --prompt 'is there a 7 ?' --show runs/$(FIT)/kept.png
-	@echo "runs/$(FIT)/kept.png shows what the cache kept of the picture. The anchor and the full cache are shipped adapters of the same settings."
-	@echo "The line 'less $(FIT)_anchor-seed0' above says what the router gains at equal bytes, with its 95 % interval: 'ahead' is significant."
+	@echo "'less $(FIT)_anchor-seed0' is what the router gains at equal bytes, with its 95 % interval ('ahead': significant)."
+	@echo "'less tiny_lora_only-seed0' is what it loses against the full cache. Both are shipped adapters of the same settings."
+	@echo "runs/$(FIT)/kept.png shows what the cache kept of a picture."
 
 checkpoints/smollm2: | $(STAMP)
 	$(BIN)/subtoken-train data smollm2

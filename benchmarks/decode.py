@@ -23,10 +23,12 @@ from transformers import DynamicCache, LlamaForCausalLM
 from benchmarks.pairs import cell, hardware, interleaved, ratio, write
 from benchmarks.shaped import HEAD_DIM, HEADS, llama_config
 from subtoken_train.cache.cache import PackedCache
+from subtoken_train.cache.key_basis import BalancedBasis
 from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.prompt_pass import layer_plan
 from subtoken_train.families.decoder import CACHE
+from subtoken_train.kernels.formats import MODEL, Format
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS, VOCABULARY = 8, 4096
@@ -52,9 +54,10 @@ class Decoder:
         key, value = (torch.randn(shape, device=self.device, dtype=self.dtype) for _ in range(2))
         return key, value
 
-    def packed(self, entries: int, routed: bool) -> PackedCache:
+    def packed(self, entries: int, routed: bool, form: Format = MODEL) -> PackedCache:
         """A filled cache; the groups of every entry are chosen at random."""
-        cache = filled(self.model.config.num_hidden_layers, (GROUPS, KEPT) if routed else None, self.states, entries)
+        groups = (GROUPS, KEPT) if routed else None
+        cache = filled(self.model.config.num_hidden_layers, groups, self.states, entries, form=form)
         cache.appends = True  # by transformers' own forward, which is timed here
         return cache
 
@@ -79,6 +82,7 @@ def filled(
     states: Callable[[int], tuple[Tensor, Tensor]],
     entries: int,
     whole: int = 0,
+    form: Format = MODEL,
 ) -> PackedCache:
     """A packed cache of one sample with drawn states and K of S groups an entry; of the last ``whole`` ones all."""
     cache = PackedCache(layers)
@@ -89,7 +93,10 @@ def filled(
             marks = torch.zeros(1, entries, groups[0], dtype=torch.bool, device=key.device).scatter_(2, chosen, True)
             marks[:, entries - whole :] = True
         keep = torch.ones(1, 1, entries, dtype=torch.bool, device=key.device)
-        layer.store_prompt(pack_layer(key, value, layer_plan(keep, marks), Packing()), entries, key)
+        basis = BalancedBasis.of(key, keep) if form.rotates else None
+        key = key if basis is None else basis.keys(key)
+        blocks = pack_layer(key, value, layer_plan(keep, marks), Packing(form=form))
+        layer.store_prompt(blocks, entries, key, basis=basis)
     cache.next_position = torch.tensor([[entries]], device=key.device)
     cache.origin_B = torch.zeros(1, dtype=torch.long, device=key.device)
     return cache

@@ -9,35 +9,26 @@ from benchmarks.training_cases import CASES, Case
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of everything.
+    """How much of everything."""
 
-    Attributes:
-        decode: entries of the decoding steps.
-        share: entries at which the share of a copy is measured.
-        prompts: tokens.
-        layers: of the models of both.
-        cases: of training; sizes of ``training_cases.py``.
-        models: of Table 8.
-        protocol: further options of its command.
-        pairs: rounds.
-        training_pairs: rounds of training steps.
-    """
-
-    decode: tuple[int, ...]
-    share: tuple[int, ...]
-    prompts: tuple[int, ...]
-    layers: int
-    cases: dict[str, Case]
-    models: tuple[str, ...]
-    protocol: tuple[str, ...]
-    pairs: int
-    training_pairs: int
+    answers: tuple[str, ...]  # models, and further options of their command
+    decode: tuple[int, ...]  # entries of the decoding steps
+    formats: tuple[int, ...]  # of those on rounded entries
+    prompts: tuple[int, ...]  # tokens
+    layers: int  # of the models of all three
+    cases: dict[str, Case]  # of training; sizes of ``training_cases.py``
+    rows: tuple[str, ...]  # of Table 8, by reducer and keep ratio
+    protocol: tuple[str, ...]  # its model, and further options of its command
+    pairs: int  # rounds
+    training_pairs: int  # of training steps
 
 
 FULL = Sizes(
-    decode=(256, 1024, 4096, 8192, 32768, 131072), share=(32768, 131072), prompts=(2048, 8192, 32768), layers=8,
-    cases={name: CASES[name] for name in ("llava-7b", "llama-7b")}, models=("llava-hf/llava-1.5-7b-hf",),
-    protocol=("--random",), pairs=40, training_pairs=20,
+    answers=("llava-hf/llava-1.5-7b-hf --new-tokens 256", "checkpoints/smollm2 --lengths 2048 8192 --new-tokens 256"),
+    decode=(256, 1024, 4096, 8192, 32768, 131072), formats=(4096, 32768), prompts=(8192, 2048, 32768), layers=8,
+    cases={name: CASES[name] for name in ("llava-7b", "llama-7b")},
+    rows=("fastv 0.125", "visionzip 0.25", "visionzip 0.125", "fastv 0.25"),  # the last one has been timed
+    protocol=("llava-hf/llava-1.5-7b-hf",), pairs=40, training_pairs=20,
 )  # fmt: skip
 SMALL = replace(
     CASES["llama-quest"], text="a Llama of the size of a test",
@@ -48,6 +39,7 @@ SMALL = replace(
     rank=2,
 )  # fmt: skip
 QUICK = Sizes(
-    decode=(64,), share=(128,), prompts=(256,), layers=1, cases={"small": SMALL}, models=("checkpoints/tiny-llava",),
-    protocol=("--new-tokens", "2", "--pairs", "1"), pairs=2, training_pairs=1,
+    answers=("checkpoints/tiny-llava --new-tokens 2 --pairs 1",), decode=(64,), formats=(128,), prompts=(256,),
+    layers=1, cases={"small": SMALL}, rows=("fastv 0.25",),
+    protocol=("checkpoints/tiny-llava", "--new-tokens", "2", "--pairs", "1"), pairs=2, training_pairs=1,
 )  # fmt: skip

@@ -2,15 +2,16 @@
 
     python -m benchmarks.gpu_suite                             # some hours; goals are printed as they are met or not
     python -m benchmarks.gpu_suite --units decode graph        # these alone, by the starts of their names
+    python -m benchmarks.gpu_suite --list                      # names, in their order; nothing runs
     python -m benchmarks.gpu_suite --device cpu --quick        # tiny shapes on a CPU: whether it runs, nothing more
 
-GPU tests; decoding steps, routed against token-only, as they are called and replayed from a CUDA graph; attention's
-share of a device copy; prompts with routers or statistics and packing; training steps at the size of 7B models; and the
-memory that ``check`` predicts beside what was measured (``gpu_units.py``). Each unit runs in a process of its own with
-a limit of time, because a kernel that fails can take its process with it: what failed is recorded and the others go on.
-Those processes are forked from one in which everything is imported and CUDA is not started: seconds a unit. The record
-is written after every unit. A run that was stopped goes on where it was: units that ended are not run again on the same
-device by the same sources.
+GPU tests; what was never timed (captured answers, packing in one launch, rounded entries, three rows of Table 8);
+prompts with routers or statistics; training steps at the size of 7B models; the memory that ``check`` predicts beside
+what was measured; decoding steps, routed against token-only, captured and as called (``gpu_units.py``). Each unit runs
+in a process of its own with a limit of time, because a kernel that fails can take its process with it: what failed is
+recorded and the others go on. Those processes are forked from one in which everything is imported and CUDA is not
+started: seconds a unit. The record is written after every unit. A run that was stopped goes on where it was: units that
+ended are not run again on the same device by the same sources.
 """
 
 import argparse
@@ -25,7 +26,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ import torch
 from benchmarks.gpu_sizes import FULL, QUICK
 from benchmarks.gpu_units import ROOT, Settings, units
 from benchmarks.pairs import hardware, write
+from subtoken_train.cli.check import environment
 from subtoken_train.cli.terminal import quiet_libraries
 from subtoken_train.kernels.choice import choose_kernel
 
@@ -132,19 +133,12 @@ def goals(record: dict[str, Any]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in [["what", "measured", "goal", ""], ["---"] * 4, *rows])
 
 
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
 def header(device: str, quick: bool) -> dict[str, Any]:
     """What ran, and where."""
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=ROOT, check=False)
     return {
         "device": device, "label": LABELS[quick], "hardware": hardware(), "cuda": torch.version.cuda,
-        "versions": {name: _version(name) for name in ("torch", "triton", "transformers", "lightning", "peft")},
+        "versions": {name: environment()[name] for name in ("torch", "triton", "transformers", "lightning", "peft")},
         "commit": commit.stdout.strip() or None, "sources": sources(),
         "kernel": str(choose_kernel(device.split(":", maxsplit=1)[0])),
     }  # fmt: skip
@@ -187,16 +181,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="tiny shapes")
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/speed/gpu-suite.json; quick: below runs")
     parser.add_argument("--units", nargs="+", default=[""], metavar="START", help="those whose names start so")
+    parser.add_argument("--list", action="store_true", help="print the units' names in their order, and run nothing")
     args = parser.parse_args(arguments)
+    known = units(QUICK if args.quick else FULL)
+    names = list(dict.fromkeys(name for start in args.units for name in known if name.startswith(start)))
+    if args.list:
+        print(*names, sep="\n")
+        return 0
     if refused := refusal(args.device, args.quick):
         print(f"gpu_suite: {refused}", file=sys.stderr)
         return 2
     path = args.out or ROOT / ("runs/gpu-suite-quick.json" if args.quick else "benchmarks/results/speed/gpu-suite.json")
     record = header(args.device, args.quick)
     record["units"] = ended(path, record)
-
-    known = units(QUICK if args.quick else FULL)
-    names = list(dict.fromkeys(name for start in args.units for name in known if name.startswith(start)))
     if path.exists() and not record["units"]:
         print(f"{path} is of other sources, sizes or hardware (its threads too): it is written anew")
     print(f"{record['hardware']['gpu'] or record['hardware']['cpu']}: {record['label']}; kernel: {record['kernel']}")

@@ -16,16 +16,18 @@ from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from benchmarks import decode, prefill
-from benchmarks.gpu_kernels import graphed_steps, share_of_copy
+from benchmarks.gpu_kernels import compared_steps, packed_prompts, stored_steps
 from benchmarks.gpu_sizes import Sizes
 from benchmarks.pairs import ratio
 from benchmarks.shaped import llama_config
 from benchmarks.training_cases import Case
 from benchmarks.training_cost import WARMUP, peak_bytes, sides, timed
+from subtoken_train.benchmarking import paper_protocols
 from subtoken_train.benchmarking.comparison import TOKEN_ONLY
 from subtoken_train.cli.main import main as command
 from subtoken_train.engine.build import assemble
@@ -82,16 +84,9 @@ def _decoder(given: Settings) -> decode.Decoder:
 
 
 def _step_goals(name: str, row: dict[str, Any]) -> dict[str, Any]:
-    entries = row["entries"]
-    tokens = goal(
-        f"{name}, routed / token only, {entries:,} entries",
-        row["step_vs_token_only"][0],
-        0.8 if entries >= LONG else 1.02,
-    )
-    return {
-        **row,
-        "goals": [tokens, goal(f"{name}, same bytes, {entries:,} entries", row["step_vs_same_bytes"][0], 1.05)],
-    }
+    where, bound = f"{row['entries']:,} entries", 0.8 if row["entries"] >= LONG else 1.02
+    tokens = goal(f"{name}, routed / token only, {where}", row["step_vs_token_only"][0], bound)
+    return {**row, "goals": [tokens, goal(f"{name}, same bytes, {where}", row["step_vs_same_bytes"][0], 1.05)]}
 
 
 def decoding(given: Settings, entries: int) -> dict[str, Any]:
@@ -101,14 +96,21 @@ def decoding(given: Settings, entries: int) -> dict[str, Any]:
 
 def graphs(given: Settings, entries: int) -> dict[str, Any]:
     """The same step replayed from a CUDA graph."""
-    return _step_goals("step in a graph", graphed_steps(_decoder(given), entries, given.sizes.pairs))
+    return _step_goals("step in a graph", compared_steps(_decoder(given), entries, given.sizes.pairs))
 
 
-def copies(given: Settings, entries: int) -> dict[str, Any]:
-    """What attention reads a second, over a copy."""
-    row = share_of_copy(_decoder(given), entries, given.sizes.pairs)
-    what = f"routed attention's share of a copy, {entries:,} entries"
-    return {**row, "goals": [goal(what, row["share"]["routed"][0], 0.7, least=True)]}
+def formats(given: Settings, entries: int) -> dict[str, Any]:
+    """Captured steps on rounded entries."""
+    row = stored_steps(_decoder(given), entries, given.sizes.pairs)
+    what = f"step in a graph, {entries:,} entries,"
+    return {**row, "goals": [goal(f"{what} {name} / model", each[0], 1.1) for name, each in row["ratios"].items()]}
+
+
+def packing(given: Settings, length: int) -> dict[str, Any]:
+    """Packing a prompt's layers in one launch each."""
+    row = packed_prompts(given.device, given.dtype, length, given.sizes.layers, given.sizes.pairs)
+    what = f"packing {length:,} tokens, one launch a layer / operations"
+    return {**row, "goals": [goal(what, row["ratio"][0], 0.5)]}
 
 
 def prompts(given: Settings, length: int, times: int = 1) -> dict[str, Any]:
@@ -117,14 +119,11 @@ def prompts(given: Settings, length: int, times: int = 1) -> dict[str, Any]:
     config = llama_config(sizes.layers, length, vocabulary=64, times=times)
     row = prefill.measure(config, length, sizes.pairs, methods, given.device, given.dtype)
     tokens = f"{length:,} tokens"
-    held = {
-        name: figures for name, figures in row["ratios"].items() if name in ("routed", "unrouted") or length >= LONG
-    }
+    held = row["ratios"] if length >= LONG else {name: row["ratios"][name] for name in ("routed", "unrouted")}
     goals = [goal(f"pass, {name}, {tokens}", figures[0], 1.03) for name, figures in held.items()]
-    beside = row["beside"]
-    goals.append(goal(f"pass, routed / unrouted, {tokens}", beside["routed / unrouted"][0], 1.03))
     # a scout's own: the keys of one more layer, a tenth of it
-    goals.append(goal(f"scout / its layers, {tokens}", beside["scout / its layers"][0], 1.05))
+    bounds = {"routed / unrouted": 1.03, "scout / its layers": 1.05}
+    goals += [goal(f"pass, {what}, {tokens}", row["beside"][what][0], bound) for what, bound in bounds.items()]
     return {**row, "goals": goals}
 
 
@@ -132,8 +131,8 @@ def training(given: Settings, name: str) -> dict[str, Any]:
     """A training step, routed over unrouted."""
     case = given.sizes.cases[name]
     makes = sides(case, given.device, given.dtype)
-    compared = {side: makes[side] for side in ("routed", "unrouted")}
-    seconds = timed(compared, given.sizes.training_pairs, time.perf_counter)
+    compared, pairs = {side: makes[side] for side in ("routed", "unrouted")}, given.sizes.training_pairs
+    seconds = timed(compared, pairs, time.perf_counter)
     figures = ratio(seconds, "routed", "unrouted")
     goals = [goal(f"training step, {case.text}, routed / unrouted", figures[0], 1.03)]
     return {"case": case.text, "warmup": WARMUP, "seconds": seconds, "step_ratio": figures, "goals": goals}
@@ -165,16 +164,34 @@ def memory(given: Settings, name: str) -> dict[str, Any]:
     return {"case": case.text, "sides": rows, "goals": goals}
 
 
-def table8(given: Settings, model: str) -> dict[str, Any]:
-    """The paper's Table 8 by ``subtoken-train benchmark``, which is refused by exit code and a line on stderr."""
+def _benchmark(given: Settings, *words: str) -> dict[str, Any]:
+    """The record of ``subtoken-train benchmark``, which is refused by exit code and a line on stderr."""
     with tempfile.TemporaryDirectory() as folder:
-        out, said = Path(folder) / "table8.json", StringIO()
-        words = ["benchmark", "--model", model, "--table8", "--device", given.device, "--out", str(out)]
+        out, said = Path(folder) / "record.json", StringIO()
         with redirect_stderr(said):
-            code = command([*words, *given.sizes.protocol])
+            code = command(["benchmark", *words, "--random", "--device", given.device, "--out", str(out)])
         if code:
             raise RuntimeError(f"subtoken-train benchmark ended with exit code {code}: {said.getvalue()}")
-        record = json.loads(out.read_text())
+        record: dict[str, Any] = json.loads(out.read_text())
+    return record
+
+
+def answers(given: Settings, words: str) -> dict[str, Any]:
+    """An answer's captured steps on all of a prompt's entries, over transformers' caches."""
+    (model, *options), goals = words.split(), []
+    record = _benchmark(given, "--model", model, *options)
+    for row in record["rows"]:
+        step, length = row["ratios"]["step"], row["prompt"]["length"]
+        for side, bound in (("static", 1.1), ("dynamic", 0.5 if length >= LONG else 1.0)):
+            goals.append(goal(f"answer, {model}, {length:,} tokens, step / {side}", step[side][0], bound))
+    return {**record, "goals": goals}
+
+
+def table8(given: Settings, arm: str) -> dict[str, Any]:
+    """A row of the paper's Table 8."""
+    reducer, ratio = arm.split()
+    with patch.multiple(paper_protocols, REDUCERS=(reducer,), KEEP_RATIOS=(float(ratio),)):
+        record = _benchmark(given, "--table8", "--model", *given.sizes.protocol)
     goals = []
     for row in record["rows"]:
         for part, bound in (("prefill", 1.03), ("step", 1.02)):
@@ -184,11 +201,12 @@ def table8(given: Settings, model: str) -> dict[str, Any]:
 
 
 def units(sizes: Sizes) -> dict[str, Unit]:
-    """Name -> unit, in the order in which they run."""
+    """Name -> unit, in the order in which they run: what was never timed comes first."""
     kinds: dict[str, tuple[Callable[[Settings, Any], dict[str, Any]], Any]] = {
-        "decode": (decoding, sizes.decode), "graph": (graphs, sizes.decode), "share": (copies, sizes.share),
-        "prefill": (prompts, sizes.prompts), "wide prefill": (partial(prompts, times=4), sizes.prompts),
-        "training": (training, sizes.cases), "memory": (memory, sizes.cases), "table8": (table8, sizes.models),
+        "answer": (answers, sizes.answers), "pack": (packing, sizes.prompts), "format": (formats, sizes.formats),
+        "table8": (table8, sizes.rows), "prefill": (prompts, sizes.prompts),
+        "wide prefill": (partial(prompts, times=4), sizes.prompts), "training": (training, sizes.cases),
+        "memory": (memory, sizes.cases), "graph": (graphs, sizes.decode), "decode": (decoding, sizes.decode),
     }  # fmt: skip
     made: dict[str, Unit] = {"tests": gpu_tests}
     for kind, (measure, each) in kinds.items():

@@ -203,9 +203,10 @@ def found_again(each: Mapping[str, Any], every: Iterable[Mutant]) -> Mutant | No
 
 
 def _apart(known: str, name: str) -> tuple[bool | str, ...]:
-    """How far a test is from a known one: the same, of the same function, of the same file."""
-    others = (name.partition(end)[0] != known.partition(end)[0] for end in ("\n", "[", "::"))
-    return *others, name
+    """How far a test is from a known one: of another function, in another file too, with other parameters."""
+    files, names = (each.partition("::")[0] for each in (known, name)), (known, name)
+    functions = (each.rpartition("::")[2].partition("[")[0] for each in (known, name))
+    return *(len({*pair}) > 1 for pair in (functions, files, names)), name
 
 
 def again(record: Sequence[dict[str, Any]]) -> tuple[list[Job], list[dict[str, Any]]]:
@@ -223,7 +224,8 @@ def again(record: Sequence[dict[str, Any]]) -> tuple[list[Job], list[dict[str, A
         else:
             module = mutant.file.removesuffix(".py").replace("/", ".")
             known = each["test"]
-            near = {known.partition("::")[0], *(file for file, text in tests.items() if module in text)}
+            define = f"def {known.rpartition('::')[2].partition('[')[0]}("  # its file may have another name now
+            near = {file for file, text in tests.items() if module in text or define in text}
             tried = sorted((name for name in quick if name.partition("::")[0] in near), key=partial(_apart, known))
             jobs.append((mutant, tried[:MANY], [known] if known in slow else []))
     return jobs, rest

@@ -56,8 +56,7 @@ def main() -> None:
         found = compact(args.results, "needle_map")
         if RECORD.exists():
             found = joined(json.loads(RECORD.read_text(encoding="utf-8")), found)
-        first = sorted(found["arms"], key=lambda name: name != FULL)
-        found["arms"] = {name: found["arms"][name] for name in first}
+        found["arms"] = dict(sorted(found["arms"].items(), key=lambda arm: arm[0] != FULL))
         RECORD.write_text(json.dumps(found) + "\n", encoding="utf-8")
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     PICTURE.write_text(picture(record), encoding="utf-8")

@@ -2,9 +2,8 @@
 
     python -m benchmarks.real_results    # results/real_text/arms.csv, tables of README.md and docs/real_text.md
 
-A row is an arm on one judge: facts as codes with the text that follows (``real_text.py``, ``real_text_bytes.py``,
-``real_text_trained.py``), or RULER's tasks (``real_ruler.py``). Losses are above the full cache of the same machine,
-paired over contexts or samples, with 95 % intervals.
+A row is an arm on one judge: facts as codes with the text that follows (``real_text*.py``), or RULER's tasks
+(``real_ruler.py``). Losses are above the full cache of the same machine, paired, with 95 % intervals.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,23 +20,22 @@ from benchmarks.real_ruler import FULL, RECORDS, judges
 from benchmarks.real_text import HALVES, NAMES, OUT, ROOT, TWELVE, by_arm, facts_above, full_caches, read, text_above
 from subtoken_train.evaluation.intervals import bootstrap_interval
 
-CSV, IN_WORDS = OUT / "arms.csv", OUT / "words.csv"
+CSV, IN_WORDS = OUT / "arms.csv", {"smollm2": "words.csv", "qwen05": "words_qwen05.csv"}
 FIRST = f"first {HALVES.removesuffix(' by norm, values turned')}, values turned"
 README = {
-    FULL: "full cache", "kvzip 42% in int8": "KVzip, int8", "snapkv 21.9%": "SnapKV, bfloat16",
+    FULL: "full cache", "kvzip 42% in int8": "KVzip, int8",
     "kvzip 37.5% in int4_rotated": "KVzip, fewer whole tokens, 4 bits",
     f"kvzip 46.6% in int4_rotated, {HALVES}": "KVzip, half of the value groups, 4 bits",
 }  # fmt: skip
-"""Arms of README's table and their words; groups are of rotated values."""
+"""Arms of README's table and their words, and the page's; groups are of rotated values."""
 PAGE = {
     **README, f"int4_rotated of everything, {HALVES}": "all tokens, half of the value groups, 4 bits",
     f"int4_rotated of everything, {FIRST}": "all tokens, the same half for every token (`leading`), 4 bits",
     f"kvzip 46.6% in int4_rotated, {FIRST}": "KVzip, the same half for every token (`leading`), 4 bits",
     "kvzip 46.5% in int4_rotated": "KVzip, whole tokens, 4 bits",
     f"kvzip 50.5% in int4_rotated, {TWELVE}": "KVzip, three quarters of the value groups, 4 bits",
-    "kvzap 42% in int8": "KVzap, int8", "kvzip 21.9%": "KVzip, bfloat16",
+    "kvzap 42% in int8": "KVzap, int8", "kvzip 21.9%": "KVzip, bfloat16", "snapkv 21.9%": "SnapKV, bfloat16",
 }  # fmt: skip
-"""The page's."""
 LENGTHS = (1024, 2048, 4096)
 TASKS = {
     FULL: README[FULL], "kvzip 0.42 int8": README["kvzip 42% in int8"], "kvzap 0.42 int8": PAGE["kvzap 42% in int8"],
@@ -48,23 +46,18 @@ TASKS = {
     "S16K8 leading, kvzip 0.466 int4_rotated, values turned": PAGE[f"kvzip 46.6% in int4_rotated, {FIRST}"],
     "S16K8 value_norm, int4_rotated, values turned": PAGE[f"int4_rotated of everything, {HALVES}"],
     "kvzip 0.219": PAGE["kvzip 21.9%"], "compactor 0.219": "Compactor, bfloat16",
-    "snapkv 0.219": README["snapkv 21.9%"],
+    "snapkv 0.219": PAGE["snapkv 21.9%"],
 }  # fmt: skip
 """Of RULER's."""
-WORDS = "SmolLM2-135M: facts in words"  # recipes/real/word_facts.yaml
 Own = Mapping[str, Any]
 
 
 def frame() -> pd.DataFrame:
     """Return every arm on every judge."""
-    rows = [*_evictions(), *_byte_budgets(), *_trained(), *_ruler()]
+    arms = ((file, *each) for file in sorted(OUT.glob("*.jsonl.xz")) for each in by_arm(file).items())
+    evictions = (_row(file.name.partition(".")[0], arm, [own]) for file, arm, own in arms)
+    rows = [*evictions, *_byte_budgets(), *_trained(), *_ruler()]
     return pd.DataFrame(rows).sort_values(["judge", "model", "bytes", "arm"], ascending=[True, True, False, True])
-
-
-def _evictions() -> Iterable[dict[str, Any]]:
-    for file in sorted(OUT.glob("*.jsonl.xz")):
-        for arm, own in by_arm(file).items():
-            yield _row(file.name.partition(".")[0], arm, [own])
 
 
 def _byte_budgets() -> Iterable[dict[str, Any]]:
@@ -72,8 +65,7 @@ def _byte_budgets() -> Iterable[dict[str, Any]]:
         full, records = full_caches(OUT / f"{model}.jsonl.xz"), read(real_text_bytes.records_of(model))
         kinds = [real_text_bytes.Arm(*(own[name] for name in real_text_bytes.Arm._fields)) for own in records]
         for arm in dict.fromkeys(kinds):
-            own = [each for each, kind in zip(records, kinds, strict=True) if kind == arm]
-            seeds = [each | {"full": full[each.get("gpu")]} for each in own]
+            seeds = [r | {"full": full[r.get("gpu")]} for r, kind in zip(records, kinds, strict=True) if kind == arm]
             yield _row(model, f"byte budget {arm.size}: {real_text_bytes.words(arm)}", seeds)
 
 
@@ -87,8 +79,7 @@ def _trained() -> Iterable[dict[str, Any]]:
 
 
 def _row(model: str, arm: str, seeds: Sequence[Own]) -> dict[str, Any]:
-    above = {"facts": facts_above, "text": text_above}
-    lost = {name: np.array([each(own) for own in seeds]) for name, each in above.items()}
+    lost = {key: np.array([*map(of, seeds)]) for key, of in (("facts", facts_above), ("text", text_above))}
     figures = {key: value for name, sn in lost.items() if sn.size for key, value in _figures(name, sn).items()}
     share, recalled = (np.mean([np.mean(own[name]) for own in seeds]) for name in ("share", "exact"))
     about = {"n": lost["facts"].shape[1], "seeds": len(seeds), "machine": seeds[0].get("gpu", "CPU")}
@@ -108,22 +99,24 @@ def _ruler() -> Iterable[dict[str, Any]]:
         about |= {"n": int(judged.sum()), "machine": record["device"]}
         for arm, own in record["arms"].items():
             scores = np.array(own["scores"])
-            figures = _figures("points", 100 * (scores - full)[judged][None])
-            score = float(100 * scores[judged].mean())
-            yield {"arm": arm, "bytes": float(np.mean(own["share"])), "score": score} | figures | about
+            figures = {"score": 100 * scores[judged].mean()} | _figures("points", 100 * (scores - full)[judged][None])
+            yield {"arm": arm, "bytes": float(np.mean(own["share"]))} | figures | about
 
 
 def facts_table(rows: pd.DataFrame, chosen: Mapping[str, str], losses: bool) -> str:
-    """Write arms by size: facts recalled on each model, and with ``losses`` what a fact and a token of text lose."""
+    """Write arms by size: facts recalled on each model, and with ``losses`` what is lost, and all that is in words."""
     codes = rows[rows["judge"] == "codes"].set_index(["model", "arm"])
     kinds = ["codes recalled", *["codes, nats", "text, nats a token"] * losses]
-    head = ["cache", "bytes", *(f"{name}: {kind}" for name in NAMES.values() for kind in kinds), WORDS]
-    lines, told = [], pd.read_csv(IN_WORDS).set_index("arm")["value"]
+    asked = {NAMES[model]: pd.read_csv(OUT / IN_WORDS[model], index_col="arm") for model in [*IN_WORDS][: 1 + losses]}
+    told = {f"{name}: facts in words (n = {own['n'].iloc[0]})": own["value"] for name, own in asked.items()}
+    head = ["cache", "bytes", *(f"{name}: {kind}" for name in NAMES.values() for kind in kinds), *told]
+    lines = []
     for arm, words in chosen.items():
         own = [codes.loc[model, arm] if (model, arm) in codes.index else None for model in NAMES]
         size = next(float(each["bytes"]) for each in own if each is not None)
         cells = [cell for each in own for cell in _cells(each, losses)]
-        lines.append((size, [words, f"{size:.1%}", *cells, f"{told[words]:.0%}" if words in told else "not asked"]))
+        cells += [f"{own[words]:.0%}" if words in own else "not asked" for own in told.values()]
+        lines.append((size, [words, f"{size:.1%}", *cells]))
     return _markdown(head, [cells for _, cells in sorted(lines, key=lambda line: -line[0])])
 
 
@@ -162,11 +155,19 @@ def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ["---"] * len(head), *rows])
 
 
+def speed() -> str:
+    """Write what SmolLM2 takes with all tokens and three quarters of their value groups."""
+    own = pd.read_json(OUT.parent / "speed/thin_layers.json").query("model == 'smollm2' and by == 'C'").iloc[0]
+    step, prompt = (own[name][-1][kind]["dynamic"][0] for name, kind in (("steps", "step"), ("passes", "pass")))
+    return f"A step at {own['steps'][-1]['entries']:,} tokens takes {step:.0%} of the time, a prompt {prompt:.0%}."
+
+
 def main() -> None:
     """Write the table and the pages."""
     rows = frame()
     rows.to_csv(CSV, index=False, float_format="%.5g")
     put(ROOT / "README.md", "real", facts_table(rows, README, losses=False))
+    put(ROOT / "README.md", "speed", speed())
     put(ROOT / "docs/real_text.md", "real", facts_table(rows, PAGE, losses=True))
     put(ROOT / "docs/real_text.md", "ruler", tasks_table(rows))
 

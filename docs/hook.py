@@ -40,6 +40,7 @@ SHOWN = (
     "benchmarks/results/real_text/frontier.svg",
     "benchmarks/results/real_text/needles.svg",
     "benchmarks/results/real_text/words.csv",
+    "benchmarks/results/real_text/words_qwen05.csv",
     "checkpoints/README.md",
     "data/README.md",
     "CONTRIBUTING.md",
@@ -122,6 +123,7 @@ def on_post_build(config: MkDocsConfig) -> None:
         page, address = Path(config.site_dir) / old / "index.html", f"{'../' * (old.count('/') + 1)}{new}/"
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(
+            f'<script>location.replace("{address}" + location.hash)</script>'  # a section's, too
             f'<meta http-equiv="refresh" content="0; url={address}"><a href="{address}">Moved to {new}</a>\n',
             encoding="utf-8",
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from subtoken_train.documents import parse_json, read_text
+from subtoken_train.errors import at_place
 from subtoken_train.outputs import write_whole
 from subtoken_train.typed import checked, shown, typed
 from subtoken_train.types import Identity
@@ -103,10 +104,8 @@ def read_calibration(path: object, method: str, kind: type[N]) -> Calibration[N]
     header = typed(_Header, record, path)
     if header.method != method:
         raise ValueError(f"{path} is a calibration of {shown(header.method)}, not of {method}")
-    try:
+    with at_place(f"{path}: "):
         numbers = typed(kind, header.numbers, "numbers")
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
     digest = sha256(text.encode()).hexdigest()
     return Calibration(method, header.backbone, header.settings, numbers, header.data, digest)
 

@@ -68,6 +68,15 @@ def pip_line(extra: str) -> str:
     return f"pip install '.[{extra}]' in a checkout of subtoken_train"
 
 
+@contextmanager
+def at_place(before: str, after: str = "") -> Iterator[None]:
+    """Raise a ``ValueError`` of the block again with words around it: its place, and what to do."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{before}{error}{after}") from None
+
+
 def no_numbers(where: str, dtype: object) -> ValueError:
     """Return the error for a model that gives NaN or infinity: where, and what helps."""
     name = str(dtype).removeprefix("torch.")

@@ -49,8 +49,8 @@ _SAID = {
     "groups": "value groups for a backbone alone: S, and how many stay, chosen by `selector` (default: value_norm)",
     "layout": "layout of `groups`: contiguous (the default) or per_head",
     "eviction": "KV eviction after the prompt: {evictions}; or {wrappers} around one, 'ada(snapkv)' (default: none)",
-    "eviction_keep": "what the eviction keeps: 0.1 of the entries, 256tokens per layer, 20MB, or what scores no less "
-    "than threshold:-4 (threshold:-4:128 with the window, threshold:FILE of calibrate)",
+    "eviction_keep": "what the eviction keeps: 0.1 (a share of the entries), 256tokens (a layer), 20MB or threshold:-4 "
+    "(all that score as much; threshold:-4:128 sets the window, threshold:FILE is from calibrate)",
     "eviction_every": "evict again each time this many tokens have been generated",
     "eviction_options": "settings of the eviction method",
     "scope": "what the eviction chooses among: context (the default, also written visual) or all (text too)",
@@ -110,13 +110,10 @@ def settings_of(declared: type) -> dict[str, Setting]:
     for name, hint in get_type_hints(declared, include_extras=True).items():
         for note in getattr(hint, "__metadata__", ()):
             if isinstance(note, Setting):
-                found[name] = replace(note, kind=_kind(hint.__origin__))
+                first = get_args(hint.__origin__)[0] if get_origin(hint.__origin__) is UnionType else hint.__origin__
+                kind = dict if get_origin(first) is Mapping else first if first in KINDS else str
+                found[name] = replace(note, kind=kind)
     return found
-
-
-def _kind(hint: Any) -> type:
-    first = get_args(hint)[0] if get_origin(hint) is UnionType else hint
-    return dict if get_origin(first) is Mapping else first if first in KINDS else str
 
 
 ARM_SETTINGS = settings_of(ArmSettings)

@@ -52,12 +52,12 @@ class Region(IntEnum):
 
 
 def in_compressed_region(regions: Tensor) -> Tensor:
-    """Rows of the region that is compressed, bool: the visual tokens of a VLM, the context of a language model."""
+    """Mark the rows of the region that is compressed, bool: a VLM's visual tokens, a language model's context."""
     return (regions == Region.VISUAL) | (regions == Region.CONTEXT)
 
 
 def before_compressed_ends(regions: Tensor) -> Tensor:
-    """Rows up to the last one of the compressed region, bool [B, N], and not PADDING; none where there is no such."""
+    """Mark the rows up to the last of the compressed region, bool [B, N], but no PADDING; none where it is empty."""
     upto = in_compressed_region(regions).flip(-1).cumsum(-1).flip(-1) > 0
     return upto & (regions != Region.PADDING)
 
@@ -104,7 +104,7 @@ class KeyTurn:
 
 @dataclass
 class CutKeys:
-    """Entries of a layer's plan whose keys are cut, and the channels that stay of them (bool, as many in each head).
+    """Entries of a layer's plan whose keys are cut, and the channels they keep (bool, as many in each head).
 
     ``turn``: the basis in which all keys of the layer stand, and whose channels these are; None: their own.
     """

@@ -15,6 +15,7 @@ from subtoken_train.families.family import shapes_digest
 from subtoken_train.inference.compression import Compression, method_record
 from subtoken_train.types import Identity
 from tests.support.prompt_views import NOBODY, written
+from tests.support.refusals import refuses
 from tests.support.text_families import text_family
 
 ALPHAS = HeadAlphas([[0.0, 1.0], [0.25, 0.5]], sinks=4, recent=8)
@@ -48,22 +49,13 @@ def test_what_was_written_is_read(path, tmp_path):
 CHANGES = {
     "another method's": (lambda c: c.update(method="prefixkv"), "calibration of 'prefixkv', not of duo_attention"),
     "newer": (lambda c: c.update(schema_version=2), "schema 2; this version reads 1"),
-    "version as a text": (lambda c: c.update(schema_version="1"), "schema_version is '1'; it must be a whole number"),
-    "version as true": (lambda c: c.update(schema_version=True), "schema_version is True; it must be a whole number"),
     "no numbers": (lambda c: c.pop("numbers"), "numbers is missing"),
     "another key": (lambda c: c.update(more=1), "unknown key 'more'"),
     "another number": (lambda c: c["numbers"].update(beta=1), "numbers: unknown key 'beta'"),
     "too large": (lambda c: c["numbers"]["alpha"][1].__setitem__(0, 1.5), r"alpha\[1\]\[0\] is 1.5; it must be in"),
-    "negative": (lambda c: c["numbers"]["alpha"][0].__setitem__(1, -0.1), r"alpha\[0\]\[1\] is -0.1"),
-    "a text": (lambda c: c["numbers"]["alpha"][0].__setitem__(1, "1"), "it must be a number"),
     "ragged": (lambda c: c["numbers"]["alpha"][0].append(1), "must be a table"),
-    "empty": (lambda c: c["numbers"].update(alpha=[]), "must be a table"),
     "empty rows": (lambda c: c["numbers"].update(alpha=[[], []]), "must be a table"),
     "no recent": (lambda c: c["numbers"].update(recent=0), "recent is 0; it must be 1"),
-    "backbone a text": (lambda c: c.update(backbone="llama"), "backbone is 'llama'; it must be"),
-    "digest a number": (lambda c: c["backbone"].update(digest=5), "digest is 5; it must be a text"),
-    "data a list": (lambda c: c.update(data=[]), r"data is \[\]"),
-    "settings a list": (lambda c: c.update(settings=[1]), "settings is"),
 }  # fmt: skip
 
 
@@ -80,19 +72,16 @@ def test_what_is_no_calibration_is_refused(tmp_path):
     infinity = (b'{"schema_version": 1e999}', "schema_version is inf")
     for content, words in ((b"{", "invalid JSON"), (b"[]", "it must be a group of keys"), infinity):
         file.write_bytes(content)
-        with pytest.raises(ValueError, match=words):
-            build_eviction("duo_attention", calibration=str(file))
+        refuses(words, build_eviction, "duo_attention", calibration=str(file))
     with file.open("wb") as opened:
         opened.truncate(MAX_CALIBRATION + 1)
-    with pytest.raises(ValueError, match="at most"):
-        build_eviction("duo_attention", calibration=str(file))
+    refuses("at most", build_eviction, "duo_attention", calibration=str(file))
     os.mkfifo(tmp_path / "pipe")
     for place in (tmp_path / "pipe", tmp_path, tmp_path / "missing.json"):
         with pytest.raises(ValueError, match="is not a file; 'subtoken-train calibrate prefixkv' writes one"):
             build_eviction("prefixkv", calibration=str(place))
     for value in (5, True, ["a"], {"a": 1}, "", "a\0b"):
-        with pytest.raises(ValueError, match="it must name a file"):
-            build_eviction("prefixkv", calibration=value)
+        refuses("it must name a file", build_eviction, "prefixkv", calibration=value)
 
 
 def test_shares_that_make_no_table():
@@ -101,8 +90,7 @@ def test_shares_that_make_no_table():
         ([0.0], [[0.5]], "keep must rise"), ([1.0], [[0.5]], "keep must rise"),
         ([0.5], [[1.5]], r"shares\[0\]\[0\] is 1.5"),
     ):  # fmt: skip
-        with pytest.raises(ValueError, match=words):
-            LayerShares(keep, shares)
+        refuses(words, LayerShares, keep, shares)
 
 
 def test_numbers_of_another_shape(path):
@@ -113,8 +101,7 @@ def test_numbers_of_another_shape(path):
     for other in ((NOBODY.model_type, "1" * 64), ("mistral", NOBODY.digest)):
         with pytest.raises(ValueError, match=r"was made on 'nowhere/model'.*make its own: subtoken-train calibrate d"):
             found.check_backbone(*other, 2, 2, 8)
-    with pytest.raises(ValueError, match="shares has 2 layers and the backbone 3"):
-        SHARES.check_shape(3, 2, 8)
+    refuses("shares has 2 layers and the backbone 3", SHARES.check_shape, 3, 2, 8)
 
 
 def test_a_wrapper_hands_on_what_its_method_reads(path):
@@ -132,12 +119,8 @@ def test_learned_budgets_are_checked_beside_what_their_method_reads(path, tmp_pa
     method = build_eviction("lkv(duo_attention)", **{"lkv.calibration": budgets, "duo_attention.calibration": path})
     record = method_record(method)
     assert record["calibration"] == method.calibrated.digest != record["base"]["calibration"]
-    with pytest.raises(ValueError, match="the calibration of duo_attention was made on 'nowhere/model'"):
-        Compression(method, 0.5).check(family)
+    refuses("the calibration of duo_attention was made on 'nowhere/model'", Compression(method, 0.5).check, family)
     Compression(build_eviction("lkv(knorm)", calibration=budgets), 0.5).check(family)
-    with pytest.raises(ValueError, match="score has 2 layers of 2 heads, and the backbone 3 of 2"):
-        numbers.check_shape(3, 2, 8)
-    with pytest.raises(ValueError, match="'subtoken-train calibrate lkv' writes one"):
-        build_eviction("lkv(knorm)").check_shape(2, 2, 8)
-    with pytest.raises(ValueError, match="lkv divides a budget between heads, and tova keeps one set"):
-        build_eviction("lkv(tova)")
+    refuses("score has 2 layers of 2 heads, and the backbone 3 of 2", numbers.check_shape, 3, 2, 8)
+    refuses("'subtoken-train calibrate lkv' writes one", build_eviction("lkv(knorm)").check_shape, 2, 2, 8)
+    refuses("lkv divides a budget between heads, and tova keeps one set", build_eviction, "lkv(tova)")

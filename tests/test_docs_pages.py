@@ -94,7 +94,6 @@ def test_code_on_a_real_model_runs(block, capsys, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
 def test_an_example_is_short_and_runs(path, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 40
     runpy.run_path(str(path), run_name="__main__")

@@ -29,7 +29,7 @@ from subtoken_train.resources import find_recipe
 from subtoken_train.routing import SELECTORS
 from subtoken_train.training.loss import LOSSES
 from subtoken_train.types import Region
-from tests.support.commands import refused
+from tests.support.commands import printed, refused
 from tests.support.eval_runs import ADAPTERS
 from tests.support.helpers import compress, make_batch
 from tests.support.places import ROOT
@@ -79,8 +79,7 @@ def test_the_line_of_the_page_works_on_a_text_recipe(capsys):
     page = (ROOT / "docs" / "own_router.md").read_text(encoding="utf-8")
     options = [each for line in re.findall(r"`(--model\.[^`]+)`", page) for each in line.split()]
     assert len(options) == 4
-    assert main(["check", "--offline", "--config", "tinylm_quest25_s16k12", *options]) == 0
-    assert "rank" in capsys.readouterr().out
+    assert "rank" in printed(capsys, "check", "--offline", "--config", "tinylm_quest25_s16k12", *options)
 
 
 def test_names_are_listed_and_nothing_is_imported(capsys):
@@ -90,10 +89,9 @@ def test_names_are_listed_and_nothing_is_imported(capsys):
     assert "oldest" in out
     assert "leading" in out
     assert all(name in registry and name in list(registry) for name, registry in ADDED.items())
-    assert main(["data", "capital"]) == 2
-    assert "Did you mean 'capitals'?" in capsys.readouterr().err
-    assert main(["data", "capitals", "--option", "time=3"]) == 2
-    assert "unknown option of task capitals 'time'. Did you mean 'times'?" in capsys.readouterr().err
+    assert "Did you mean 'capitals'?" in refused(capsys, "data", "capital")
+    said = refused(capsys, "data", "capitals", "--option", "time=3")
+    assert "unknown option of task capitals 'time'. Did you mean 'times'?" in said
     assert imported() == {"more_methods.capitals"}
 
 

@@ -78,9 +78,9 @@ def test_the_table_of_all_arms_and_the_pages_are_of_the_records():
     assert real_results.CSV.read_text() == rows.to_csv(index=False, float_format="%.5g")
     assert not rows.duplicated(["judge", "model", "arm"]).any()
     readme, page = places.ROOT / "README.md", places.ROOT / "docs/real_text.md"
-    assert places.shown(readme, "real") == real_results.facts_table(rows, real_results.README, losses=False)
-    assert places.shown(page, "real") == real_results.facts_table(rows, real_results.PAGE, losses=True)
-    assert places.shown(page, "ruler") == real_results.tasks_table(rows)
+    assert shown(readme, "real") == real_results.facts_table(rows, real_results.README, losses=False)
+    assert shown(page, "real") == real_results.facts_table(rows, real_results.PAGE, losses=True)
+    assert (shown(page, "ruler"), shown(readme, "speed")) == (real_results.tasks_table(rows), real_results.speed())
     assert len(real_results.PAGE) <= 12 >= len(real_results.TASKS)
 
 

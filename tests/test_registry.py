@@ -14,6 +14,7 @@ from subtoken_train.moved import MOVED
 from subtoken_train.registry import Registry
 from subtoken_train.routing import SELECTORS
 from subtoken_train.training.loss import LOSSES
+from tests.support.refusals import refuses
 
 REGISTRIES = {registry.group: registry for registry in (EVICTIONS, WRAPPERS, FAMILIES, SELECTORS, LOSSES, TASKS)}
 CLASSES = """
@@ -63,8 +64,7 @@ def test_every_built_in_is_there_under_its_name(group, name):
 def test_another_package_adds_a_name_and_is_imported_when_it_is_asked_for(install):
     registry = install("newest = more_methods:Newest")
     assert (list(registry), len(registry), "newest" in registry) == (["h2o", "newest"], 2, True)
-    with pytest.raises(ValueError, match=r"unknown eviction method 'newst'. Did you mean 'newest'\? Allowed: h2o, new"):
-        registry.find("newst")
+    refuses(r"unknown eviction method 'newst'. Did you mean 'newest'\? Allowed: h2o, new", registry.find, "newst")
     assert "more_methods" not in sys.modules
     assert registry.find("newest").__module__ == "more_methods"
     assert registry.origin("newest") == "more_methods==1.0"
@@ -91,23 +91,20 @@ def test_a_built_in_goes_before_another_packages(install):
 )
 def test_a_package_at_fault_is_named(install, entry, code, message):
     registry = install(entry, code)
-    with pytest.raises(ValueError, match=f"eviction method 'newest' of package more_methods.*{message}"):
-        registry.find("newest")
+    refuses(f"eviction method 'newest' of package more_methods.*{message}", registry.find, "newest")
 
 
 def test_two_packages_with_one_name_are_refused(install):
     install("newest = more_methods:Newest")
     registry = install("newest = even_more:Newest", package="even_more")
     assert list(registry) == ["h2o", "newest"]
-    with pytest.raises(ValueError, match=r"of package .* and package .*: the name is taken twice"):
-        registry.find("newest")
+    refuses(r"of package .* and package .*: the name is taken twice", registry.find, "newest")
 
 
 @pytest.mark.parametrize("name", ["os:system", "more_methods:Newest", "subtoken_train.evictions.h2o:H2O", ""])
 def test_a_name_never_imports_what_it_spells(install, name):
     registry = install("newest = more_methods:Newest")
-    with pytest.raises(ValueError, match="unknown eviction method"):
-        registry.find(name)
+    refuses("unknown eviction method", registry.find, name)
     assert "more_methods" not in sys.modules
 
 

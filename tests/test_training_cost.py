@@ -95,8 +95,8 @@ def test_our_side_answers_as_the_protocol_says(tmp_path, monkeypatch):
 
 
 TINY = gpu_units.Settings("cpu", torch.bfloat16, gpu_sizes.QUICK)
-MEASURED = [name for name in gpu_units.units(gpu_sizes.QUICK) if not name.startswith(("tests", "table8"))]
-"""All but two that run what other tests are about."""
+MEASURED = [name for name in gpu_units.units(gpu_sizes.QUICK) if not name.startswith(("tests", "table8", "answer"))]
+"""All but those that run what other tests are about."""
 
 
 @sampled("name", MEASURED, every=6)

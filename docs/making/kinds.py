@@ -45,7 +45,7 @@ EVICTION_KINDS = (
     Kind(
         "evictions/layers.md",
         "Evictions that give layers different budgets",
-        "Attention, or the place in the prompt, says which entries stay; how many of them is decided layer by layer, "
+        "Attention, or the place in the prompt, decides which entries stay, and each layer decides how many, "
         "within one budget.",
         "As above, where layers differ: deep models and small budgets.",
         ("cake", "prefixkv", "pyramidkv", "simlayerkv"),
@@ -60,9 +60,9 @@ EVICTION_KINDS = (
     ),
     Kind(
         "evictions/repeating.md",
-        "Evictions that let the model say the context again",
+        "Evictions that let the model repeat the context",
         "An entry stays by the attention that it gets while the context runs a second time (under `kvcompose` only "
-        "where there is no question); `kvzap` foretells that in one pass.",
+        "where there is no question); `kvzap` predicts that in one pass.",
         "A context that is asked again and again, or the least loss: [measured](choosing.md).",
         ("kvcompose", "kvzap", "kvzip"),
     ),
@@ -90,7 +90,7 @@ VISUAL_KINDS = (
     Kind(
         "reducers/tower.md",
         "Reducers in the vision tower",
-        "The tower's own attention says which visual tokens reach the language model.",
+        "The tower's own attention decides which visual tokens reach the language model.",
         "Fastest: the language model never sees what goes.",
         ("fastervlm", "prumerge", "visionzip", "vispruner"),
     ),

@@ -1,7 +1,7 @@
 """The model card of an adapter folder: its scores, and the licence, which is the backbone's."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from huggingface_hub import EvalResult, ModelCardData
@@ -12,8 +12,7 @@ from subtoken_train.families import FAMILIES
 from subtoken_train.families.backbone_config import is_hub_id
 from subtoken_train.families.load import named_family
 from subtoken_train.ledger.kv_budget import KVBudget
-from subtoken_train.routing.base import POOLS
-from subtoken_train.types import Licence
+from subtoken_train.routing.base import POOLS, RoutingConfig
 
 NATS = frozenset({"log_likelihood"})  # metrics in nats per token; all others are fractions, printed in %
 
@@ -195,18 +194,34 @@ class CardSections:
 def model_card(record: dict[str, Any], sections: CardSections | None = None) -> str:
     """Return the card's Markdown from the contents of ``subtoken_config.json``, the Hub's metadata in front."""
     sections = sections or CardSections()
-    groups = record["routing"] or {"num_groups": 1, "kept_groups": 1}
-    sizes = (groups["num_groups"], groups["kept_groups"])
-    budget = KVBudget(record["reducer"]["keep_ratio"], *sizes, byte_share=groups.get("byte_share", 1.0))
+    routing = None if record["routing"] is None else RoutingConfig(**record["routing"])
+    whole = KVBudget() if routing is None else replace(routing.token_budget, fill="zero")
+    budget = replace(whole, keep_ratio=record["reducer"]["keep_ratio"])
     lora, scored = "Merged q/v LoRA" if record["merged"] else "q/v LoRA", sections.evaluation
-    licence, base = _licence(record["backbone"]["path"]), record["backbone"]["path"]
+    base = record["backbone"]["path"]
+    licence = next((each.licences[base] for each in FAMILIES.values() if base in each.licences), None)
+    sees_images = named_family(record["identity"]["model_type"]).sees_images
+    title = str(record["training"].get("name", "subtoken adapter"))
+    task = "visual-question-answering" if sees_images else "question-answering"
+    metadata = ModelCardData(
+        library_name="transformers" if record["merged"] else "peft",
+        base_model=base if is_hub_id(base) else None,  # the Hub refuses another
+        base_model_relation=("finetune" if record["merged"] else "adapter") if is_hub_id(base) else None,
+        pipeline_tag="image-text-to-text" if sees_images else "text-generation",
+        license=None if licence is None else licence.identifier,
+        license_name=None if licence is None else licence.name,
+        license_link=None if licence is None else licence.link,
+        tags=["subtoken_train", "kv-cache-compression", *([] if record["merged"] else ["lora"])],
+        model_name=None if scored is None else title,
+        eval_results=None if scored is None else model_index(scored, task),
+    )
     told = {
-        "metadata": _metadata(record, sections).to_yaml().rstrip(),
-        "title": _title(record),
-        "what": lora if record["routing"] is None else f"{lora} and value-group routers",
+        "metadata": metadata.to_yaml().rstrip(),
+        "title": title,
+        "what": lora if routing is None else f"{lora} and value-group routers",
         "base": base,
         "plain": _plain,
-        "routing": "none" if record["routing"] is None else _routing_words(record["routing"]),
+        "routing": "none" if routing is None else routing_words(routing),
         "fraction": f"{budget.total_kv_fraction:.4%}",
         "picture": None if sections.picture is None else PICTURE_FILE,
         "budget": sections.budget,
@@ -218,27 +233,6 @@ def model_card(record: dict[str, Any], sections: CardSections | None = None) -> 
     }
     environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     return environment.from_string(_CARD).render(record | told)
-
-
-def _metadata(record: dict[str, Any], sections: CardSections) -> ModelCardData:
-    """Return the Hub's metadata; a backbone that is no Hub id is left out, because the Hub refuses it."""
-    base, merged, scored = record["backbone"]["path"], record["merged"], sections.evaluation
-    licence = _licence(base)
-    sees_images = named_family(record["identity"]["model_type"]).sees_images
-    tags = ["subtoken_train", "kv-cache-compression"]
-    task = "visual-question-answering" if sees_images else "question-answering"
-    return ModelCardData(
-        library_name="transformers" if merged else "peft",
-        base_model=base if is_hub_id(base) else None,
-        base_model_relation=("finetune" if merged else "adapter") if is_hub_id(base) else None,
-        pipeline_tag="image-text-to-text" if sees_images else "text-generation",
-        license=None if licence is None else licence.identifier,
-        license_name=None if licence is None else licence.name,
-        license_link=None if licence is None else licence.link,
-        tags=tags if merged else [*tags, "lora"],
-        model_name=None if scored is None else _title(record),
-        eval_results=None if scored is None else model_index(scored, task),
-    )
 
 
 def model_index(evaluation: Evaluation, task: str) -> list[EvalResult]:
@@ -257,36 +251,25 @@ def model_index(evaluation: Evaluation, task: str) -> list[EvalResult]:
     ]
 
 
-def _title(record: dict[str, Any]) -> str:
-    return str(record["training"].get("name", "subtoken adapter"))
-
-
-def _routing_words(routing: dict[str, Any]) -> str:
-    """Describe selector, S, K and further settings; older records lack the later ones."""
-    parts = [f"S{routing['num_groups']}K{routing['kept_groups']} {routing['selector']}"]
-    if (budget := routing.get("budget", "per_token")) == "bytes":
-        parts.append(f"keys and groups in {routing['byte_share']:.4%} of the bytes of {POOLS[routing['byte_pool']]}")
-    elif budget == "delayed":
-        share, delay = f"{routing['byte_share']:.4%}", routing["window"]
-        parts = [f"gates {routing['selector']}, trained to leave {share} of them open, delay {delay} tokens"]
-    elif budget != "per_token":
-        parts.append(f"{budget} budget")
-    if (prior := routing.get("score_prior", "none")) != "none":
-        parts.append(f"{prior} prior")
-    parts += [f"{key} {value}" for key, value in routing.get("selector_options", {}).items()]
-    parts += ["value gate"] if routing.get("value_gate") else []
-    parts += [f"reads {name}" for name in routing.get("features", ())]
-    if (fill := routing.get("fill", "zero")) != "zero":
-        beside = " (a value vector per layer and sample, beside the nominal KV)" if fill == "mean" else ""
-        parts.append(f"fill {fill}{beside}")
-    return ", ".join(parts)
+def routing_words(config: RoutingConfig) -> str:
+    """Describe selector, S and K, layout, budget, and what else a router was told."""
+    learned = [f" of rank {config.query_rank}"] if config.selector == "bilinear" else []
+    learned += [f", {key} {value}" for key, value in config.selector_options.items()]
+    learned += [", query-conditioned"] * config.query_conditioned
+    learned += [f", reads {' and '.join(config.features)}"] if config.features else []
+    budget = f"{config.budget} budget"
+    if config.budget == "delayed":
+        budget = f"gates of heads, {100 * config.byte_share:.6g} % of them open in the end, delay {config.window}"
+    if config.budget == "bytes":
+        budget = f"keys and groups in {100 * config.byte_share:.6g} % of the bytes of {POOLS[config.byte_pool]}"
+        budget += f", sinks {config.sinks}, window {config.window}"
+    rest = [f"fill {config.fill}"] if config.fill != "zero" else []
+    rest += [f"{config.score_prior} prior"] if config.score_prior != "none" else []
+    rest += ["value gate"] * config.value_gate
+    head = f"{config.words}{''.join(learned)}"
+    return ", ".join([head, config.layout, budget, *rest, f"balance weight {config.balance_weight:g}"])
 
 
 def _plain(settings: dict[str, Any] | None) -> str:
     """Return ``rank 8, alpha 16``; groups of settings are left out."""
     return ", ".join(f"{key} {value}" for key, value in (settings or {}).items() if not isinstance(value, dict))
-
-
-def _licence(backbone: str) -> Licence | None:
-    """Return the licence of a backbone that a family knows by name; ask the backbone for others."""
-    return next((each.licences[backbone] for each in FAMILIES.values() if backbone in each.licences), None)

@@ -18,7 +18,7 @@ from torch import Tensor
 from subtoken_train.artifact.whole_folder import CONFIG_FILE
 from subtoken_train.documents import check_file_name, read_json
 from subtoken_train.engine.build import Stage2Config
-from subtoken_train.errors import SubTokenWarning, clipped
+from subtoken_train.errors import SubTokenWarning, at_place, clipped, refuse
 from subtoken_train.evictions import EVICTIONS
 from subtoken_train.families import FAMILIES
 from subtoken_train.families.backbone_config import BackboneConfig, check_backbone
@@ -150,17 +150,13 @@ def read_config(folder: Path) -> AdapterConfig:
     if not path.is_file():
         raise ValueError(f"{folder} is not an adapter folder: it has no {CONFIG_FILE}")
     config = _parsed(read_json(path), path)
-    try:
+    with at_place(f"{path}: "):
         check_backbone(config.backbone)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
     if config.merged:
         _check_merged_files(folder)
         return config
-    try:
+    with at_place(f"{folder}: identity.model_type: "):
         pattern = named_family(config.identity.model_type).lora_pattern
-    except ValueError as error:
-        raise ValueError(f"{folder}: identity.model_type: {error}") from None
     _check_lora_files(folder, config.lora, pattern, config.backbone.path)
     if config.stage2 is not None and (output := config.stage2.output_lora) is not None:
         _check_lora_files(folder / OUTPUT_ADAPTER, output, pattern.replace(QV, "o_proj"), config.backbone.path)
@@ -170,10 +166,8 @@ def read_config(folder: Path) -> AdapterConfig:
 def _parsed(record: Any, path: Path) -> AdapterConfig:
     record = checked(dict[str, Any], record, str(path))
     schema = checked(int, record.get("schema_version"), f"{path}: schema_version")
-    if not 1 <= schema <= SCHEMA_VERSION:
-        raise ValueError(
-            f"{path} has schema {schema}, this version reads 1 to {SCHEMA_VERSION}; a newer one reads more"
-        )
+    words = f"{path} has schema {schema}, this version reads 1 to {SCHEMA_VERSION}; a newer one reads more"
+    refuse((not 1 <= schema <= SCHEMA_VERSION, words))
     if missing := [key for key, since in _SINCE.items() if since <= schema and key not in record]:
         raise ValueError(f"{path}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
     checked(dict[str, Any], record["versions"], f"{path}: versions")
@@ -205,10 +199,8 @@ def _reducer(record: Any, schema: int, place: str) -> Reducer:
                 SubTokenWarning,
                 stacklevel=2,
             )
-    try:
+    with at_place(f"{place}: "):
         method = REDUCERS.find(record["name"])
-    except ValueError as error:
-        raise ValueError(f"{place}: {error}") from None
     return typed(method, record, place)
 
 
@@ -244,7 +236,6 @@ def _check_lora_files(folder: Path, lora: LoraSettings, pattern: str, backbone: 
     path = folder / LORA_FILE
     for name, shape in read_shapes(path).items():  # a wrong rank would be allocated before it is found
         axis = 0 if ".lora_A." in name else 1 if ".lora_B." in name else None
-        if axis is not None and (len(shape) != 2 or shape[axis] != lora.rank):
-            raise ValueError(
-                f"{path}: tensor {name[:120]} has shape {shape}; it must have rank {lora.rank} (lora.rank)"
-            )
+        wrong = axis is not None and (len(shape) != 2 or shape[axis] != lora.rank)
+        words = f"{path}: tensor {name[:120]} has shape {shape}; it must have rank {lora.rank} (lora.rank)"
+        refuse((wrong, words))

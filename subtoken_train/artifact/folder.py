@@ -356,22 +356,16 @@ def read_first_stage(
         return FirstStage(folder, config, SAME_TOKENS)
     if not config.reducer.acts:
         return FirstStage(folder, config, LORA_ONLY)
-    if routing is not None and _is_anchor(config.reducer, reducer, routing):
-        return FirstStage(folder, config, MATCHED_ANCHOR)
+    kept = {name: getattr(reducer, name) for name in ("keep_ratio", "round_up", "matches")}
+    alike = config.reducer.round_up and not reducer.staged and {**asdict(config.reducer), **kept} == asdict(reducer)
+    if routing is not None and alike and config.reducer.matches in (None, reducer.keep_ratio):  # stage 2's bytes, whole
+        total = replace(routing.token_budget, keep_ratio=reducer.keep_ratio).exact_total
+        if total <= Fraction(str(config.reducer.keep_ratio)) < total + ONE_TOKEN:
+            return FirstStage(folder, config, MATCHED_ANCHOR)
     raise ValueError(
         f"stage2.adapter {folder} was trained with {', '.join(differing)}; stage 1 has the recipe's reducer, or "
         "none (lora_only), or is the matched anchor"
     )
-
-
-def _is_anchor(trained: Reducer, recipe: Reducer, routing: RoutingConfig) -> bool:
-    """Return whether stage 1 keeps the bytes of stage 2 in whole tokens, rounded up, and all else is the same."""
-    kept = {"keep_ratio": recipe.keep_ratio, "round_up": recipe.round_up, "matches": recipe.matches}
-    if recipe.staged or not trained.round_up or {**asdict(trained), **kept} != asdict(recipe):
-        return False
-    total = replace(routing.token_budget, keep_ratio=recipe.keep_ratio).exact_total
-    right = trained.matches in (None, recipe.keep_ratio)
-    return right and total <= Fraction(str(trained.keep_ratio)) < total + ONE_TOKEN
 
 
 def _differing(group: str, trained: Any, recipe: Any) -> list[str]:

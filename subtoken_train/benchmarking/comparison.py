@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from subtoken_train.benchmarking.rounds import WARMUP, SideFigures, cell, measure, middle_ms, ratios
+from subtoken_train.benchmarking.rounds import WARMUP, cell, measure, middle_ms, ratios
 from subtoken_train.benchmarking.sides import PackedSide, Side, dense_sides
 from subtoken_train.benchmarking.synthetic_prompts import PromptParts, draw_prompts
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
@@ -36,7 +36,7 @@ class Subject:
 
     @classmethod
     def of(cls, backbone: CompressedBackbone, compression: Compression) -> Subject:
-        """A loaded arm; routers that keep every group as it is are left out."""
+        """Describe a loaded arm; routers that keep every group as it is are left out."""
         bank = None if backbone.active_routing is None else backbone.bank
         return cls(backbone.family, backbone.reducer, bank, compression)
 
@@ -53,7 +53,7 @@ class Subject:
         return ", ".join(part for part in parts if part not in ("", "-"))
 
     def anchor(self, tokens: int) -> Reducer | None:
-        """The token reducer of the matched token-only anchor; None where the arm is token-only itself.
+        """Return the reducer of the matched token-only anchor; None where the arm is token-only itself.
 
         An arm without a token reducer has an anchor all the same: tokens drawn at random, or Quest's pages. ``tokens``
         counts the region before the reducer; a ``ValueError`` where no keep ratio has the arm's bytes.
@@ -68,7 +68,7 @@ class Subject:
 
 
 def comparison(subject: Subject, prompts: Batch, new_tokens: int) -> tuple[list[Side], list[str]]:
-    """All sides, the subject's first, and what is to be said of those that are missing."""
+    """List all sides, the subject's first, and say why others are missing."""
     family, compression, notes = subject.family, subject.compression, list[str]()
     ours = PackedSide(subject.name, subject.words, family, prompts, subject.reducer, subject.bank, compression)
     sides = [ours]
@@ -104,7 +104,10 @@ def run_row(
     sides, notes = comparison(subject, draw_prompts(subject.family, parts, batch_size), new_tokens)
     done, total = itertools.count(1), len(sides) * (1 + WARMUP + pairs)
     figures = measure(sides, new_tokens, pairs, ran=lambda: progress(next(done), total))
-    notes += _bytes_apart(figures, subject.name)
+    if ANCHOR in figures:
+        held = [part["payload"] + part["index"] for part in (figures[n].prompt_bytes for n in (ANCHOR, subject.name))]
+        if abs(apart := held[0] / held[1] - 1) > ROUNDING:
+            notes.append(f"the anchor's prompt takes {held[0]:,} bytes, {apart:+.1%} against the arm's {held[1]:,}")
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load > cores:
         notes.append(f"load average {load:.1f} on {cores} cores: other programs ran, so the times are too long")
@@ -123,16 +126,6 @@ def run_row(
     }
 
 
-def _bytes_apart(figures: Mapping[str, SideFigures], ours: str) -> list[str]:
-    if ANCHOR not in figures:
-        return []
-    held = [found["payload"] + found["index"] for found in (figures[name].prompt_bytes for name in (ANCHOR, ours))]
-    apart = held[0] / held[1] - 1
-    if abs(apart) <= ROUNDING:
-        return []
-    return [f"the anchor's prompt takes {held[0]:,} bytes, {apart:+.1%} against the arm's {held[1]:,}"]
-
-
 def _reducer(reducer: Reducer) -> str:
     return f"{reducer.name} {reducer.keep_ratio:.6g}" if reducer.acts else "every token"
 
@@ -141,7 +134,7 @@ _MIB = 2**20
 
 
 def row_lines(row: Mapping[str, Any]) -> list[str]:
-    """The table of one length and batch size."""
+    """Write the table of one length and batch size."""
     ours = row["subject"]
     title = f"{row['prompt']['words']}, batch {row['batch_size']}, {row['new_tokens']} forced tokens"
     table = [["side", "entries", "cache MiB", "index", "slack", "peak MiB"]]
@@ -165,6 +158,6 @@ def row_lines(row: Mapping[str, Any]) -> list[str]:
 
 
 def aligned_columns(table: Sequence[Sequence[str]]) -> list[str]:
-    """Columns of equal width: the first to the left, the others to the right."""
+    """Write columns of equal width: the first to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in table]

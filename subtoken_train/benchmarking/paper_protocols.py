@@ -57,7 +57,7 @@ def check_protocol(family: Family) -> None:
 
 
 def protocol_subjects(subject: Subject) -> Iterator[tuple[str, Subject]]:
-    """The routed arms, and what they are called; routers are drawn, and LoRA is put on where there is none."""
+    """Yield the routed arms with their names; routers are drawn, and LoRA is put on where there is none."""
     family = subject.family
     _put_lora_on(family, LoraSettings())
     bank = RouterBank(RoutingConfig(), family.hidden_size, family.shape).to(family.device)
@@ -75,7 +75,7 @@ def _put_lora_on(family: Family, settings: LoraSettings) -> None:
 def departures(
     family: Family, path: str, parts: PromptParts, new_tokens: int, dtype: str, quantization: str = "none"
 ) -> list[str]:
-    """In which points a run is not the paper's; empty where it is."""
+    """List in which points a run is not the paper's; empty where it is."""
     found = other_machine(family, path, PAPER, dtype, quantization)
     if new_tokens != NEW_TOKENS:
         found.append(f"{new_tokens} forced tokens instead of {NEW_TOKENS}")
@@ -88,7 +88,18 @@ def other_machine(
     family: Family, path: str, backbones: Collection[str], dtype: str, quantization: str = "none"
 ) -> list[str]:
     """List in which points model, device and precision are not the paper's, which measures on one ``GPU``."""
-    found, device = _smaller(family, path, backbones), family.device.type
+    found, device, known = list[str](), family.device.type, published_config(path)
+    if path not in backbones or known is None:
+        found.append(f"{path} is none of the paper's backbones")
+    else:
+        own, text = family.model.config.get_text_config(), known.get_text_config()
+        names = {"num_hidden_layers": "layers", "hidden_size": "width", "num_attention_heads": "heads"}
+        compared = [(word, getattr(own, name), getattr(text, name), ",") for name, word in names.items()]
+        if family.image_token_id is not None:
+            have, whole = (config.vision_config.to_dict().get for config in (family.model.config, known))
+            tower = "layers of the vision tower"
+            compared += [(tower, have(name), whole(name), "") for name in ("num_hidden_layers", "depth")]
+        found += [f"{word} {ours:{form}} instead of {its:{form}}" for word, ours, its, form in compared if ours != its]
     if device != "cuda":
         found.append(f"on a {device.upper()}, without its memory allocator's peak")
     elif GPU not in (name := torch.cuda.get_device_name(family.device)):
@@ -100,27 +111,8 @@ def other_machine(
     return found
 
 
-def _smaller(family: Family, path: str, backbones: Collection[str]) -> list[str]:
-    known = published_config(path)
-    if path not in backbones or known is None:
-        return [f"{path} is none of the paper's backbones"]
-    found, own, text = [], family.model.config.get_text_config(), known.get_text_config()
-    names = {"num_hidden_layers": "layers", "hidden_size": "width", "num_attention_heads": "heads"}
-    for name, word in names.items():
-        if (have := getattr(own, name)) != (whole := getattr(text, name)):
-            found.append(f"{word} {have:,} instead of {whole:,}")
-    if family.image_token_id is None:
-        return found
-    towers = [config.vision_config.to_dict() for config in (family.model.config, known)]
-    for name in ("num_hidden_layers", "depth"):
-        have, whole = (tower.get(name) for tower in towers)
-        if have != whole:
-            found.append(f"layers of the vision tower {have} instead of {whole}")
-    return found
-
-
 def overhead_line(label: str, row: Mapping[str, Any], path: str) -> str:
-    """Input length and overheads of one arm, with the paper's range where it has the backbone."""
+    """Write input length and overheads of one arm, with the paper's range where it has the backbone."""
     words = []
     for part, what in (("prefill", "prefill"), ("step", "decode")):
         middle, low, high = (100 * (each - 1) for each in row["ratios"][part][TOKEN_ONLY])

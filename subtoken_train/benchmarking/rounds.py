@@ -40,12 +40,12 @@ def turns(names: Sequence[str], pairs: int, warmup: int) -> Iterator[tuple[str, 
 
 
 def ratio(seconds: Mapping[str, list[float]], ours: str, theirs: str) -> tuple[float, float, float]:
-    """Median over rounds of ours / theirs, with its 95 % bootstrap interval."""
+    """Return the median over rounds of ours / theirs, with its 95 % bootstrap interval."""
     return middle(np.array(seconds[ours]) / np.array(seconds[theirs]))
 
 
 def middle(values: NDArray[np.float64]) -> tuple[float, float, float]:
-    """Median, with its 95 % bootstrap interval."""
+    """Return the median, with its 95 % bootstrap interval."""
     rng = np.random.default_rng(0)
     medians = np.median(values[rng.integers(0, len(values), (RESAMPLES, len(values)))], axis=1)
     low, high = np.quantile(medians, [0.025, 0.975])
@@ -53,12 +53,12 @@ def middle(values: NDArray[np.float64]) -> tuple[float, float, float]:
 
 
 def cell(figures: Sequence[float]) -> str:
-    """``0.52 [0.51, 0.54]``."""
+    """Write a figure as ``0.52 [0.51, 0.54]``."""
     return "{:.2f} [{:.2f}, {:.2f}]".format(*figures)
 
 
 def hardware() -> dict[str, Any]:
-    """The hardware that this ran on."""
+    """Describe the hardware that this ran on."""
     info = Path("/proc/cpuinfo")
     names = re.findall(r"(?m)^model name\s*: (.*)$", info.read_text()) if info.exists() else []
     return {
@@ -107,7 +107,7 @@ class LiveTensors(TorchDispatchMode):
 
 
 def tensors_of(module: torch.nn.Module) -> list[Tensor]:
-    """Parameters and buffers, and what bitsandbytes keeps beside a quantised weight."""
+    """Return parameters and buffers, and what bitsandbytes keeps beside a quantised weight."""
     found = [*module.parameters(), *module.buffers()]
     for parameter in module.parameters():
         state = getattr(parameter, "quant_state", None)
@@ -141,7 +141,7 @@ class SideFigures:
 
 
 def run_side(side: Side, new_tokens: int, clock: Clock = time.perf_counter) -> tuple[float, float]:
-    """Seconds of a side's prompts and of its forced steps together; inside its turn."""
+    """Time a side's prompts and its forced steps together, in seconds, inside its turn."""
     synchronise()
     start = clock()
     logits_BV = side.prefill()
@@ -182,7 +182,7 @@ def measure(
 
 
 def hold(side: Side, new_tokens: int) -> SideFigures:
-    """Bytes and peak memory of a side, without a clock."""
+    """Measure bytes and peak memory of a side, without a clock."""
     prompts, bank = side.prompts, side.bank if isinstance(side, PackedSide) else None
     device = prompts.input_ids_BN.device
     held = [tensor for tensor in vars(prompts).values() if isinstance(tensor, Tensor)]
@@ -212,5 +212,5 @@ def ratios(figures: dict[str, SideFigures], ours: str) -> dict[str, dict[str, tu
 
 
 def middle_ms(seconds: Sequence[float]) -> float:
-    """Median in milliseconds."""
+    """Return the median in milliseconds."""
     return 1000 * median(seconds)

@@ -52,7 +52,7 @@ class Side(ABC):
 
     @abstractmethod
     def turn(self) -> Any:
-        """A context in which the side runs; its cache ends with it."""
+        """Return a context in which the side runs; its cache ends with it."""
 
     @abstractmethod
     def prefill(self) -> Tensor:
@@ -64,14 +64,14 @@ class Side(ABC):
 
     @abstractmethod
     def held(self) -> dict[str, int]:
-        """The bytes that the cache holds now, see ``held_parts``."""
+        """Return the bytes that the cache holds now, see ``held_parts``."""
 
     @abstractmethod
     def entries(self) -> int:
-        """Entries of a sample's prompt in the last layer."""
+        """Count the entries of a sample's prompt in the last layer."""
 
     def kernel(self) -> str:
-        """The attention path of a step, and the reason for it."""
+        """Return the attention path of a step, and the reason for it."""
         return "transformers' own"
 
     def close(self) -> None:
@@ -182,7 +182,7 @@ class DenseSide(Side):
 
 
 def dense_sides(family: Family, prompts: Batch, new_tokens: int) -> list[DenseSide]:
-    """Transformers' ``DynamicCache``, and ``StaticCache``: compiled on a GPU, as it is elsewhere."""
+    """Build transformers' ``DynamicCache``, and ``StaticCache``: compiled on a GPU, as it is elsewhere."""
     config, length = family.decoder.config, prompts.input_ids_BN.shape[1] + new_tokens
     on_gpu = prompts.input_ids_BN.device.type == "cuda"
     dynamic, static = partial(DynamicCache, config=config), partial(StaticCache, config=config, max_cache_len=length)

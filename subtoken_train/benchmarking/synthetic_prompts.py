@@ -58,13 +58,13 @@ class PromptParts:
 
 
 def prompt_parts(family: Family, length: int | None = None) -> PromptParts:
-    """The parts of a prompt of so many tokens; None: an image and the paper's text, or 2,048 of text at most."""
+    """Return the parts of a prompt of that length; None: an image and the paper's text, or 2,048 of text at most."""
     if family.image_token_id is None:
         most = position_bound(family.decoder.config) or TEXT_LENGTH
         length = min(TEXT_LENGTH, most // 2) if length is None else length
         query = min(QUERY_TOKENS, length // 2)
         if query == 0:
-            raise ValueError(f"--lengths {length}: a prompt needs a token of context and one of question; give 2")
+            raise ValueError(f"--lengths {length}: context and question take a token each; give 2 or more")
         return PromptParts(0, 0, 0, query, length - query)
     text, each = family.nominal_text, family.visual_tokens(IMAGE_SIZE)
     system, query = text["system"], text["query"]
@@ -88,7 +88,7 @@ def check_positions(family: Family, parts: PromptParts, new_tokens: int) -> None
 
 
 def draw_prompts(family: Family, parts: PromptParts, batch_size: int, seed: int = 0) -> Batch:
-    """A batch of prompts on the model's device."""
+    """Draw a batch of prompts on the model's device."""
     generator = torch.Generator().manual_seed(seed)
     ids_BN = _words(family, (batch_size, parts.length), generator)
     if family.image_token_id is None:
@@ -102,7 +102,7 @@ def draw_prompts(family: Family, parts: PromptParts, batch_size: int, seed: int 
 
 
 def plain_inputs(family: Family, prompts: Batch) -> Mapping[str, Any]:
-    """The same prompts as transformers' own forward pass takes them."""
+    """Return the same prompts as transformers' own forward pass takes them."""
     inputs: dict[str, Any] = {"input_ids": prompts.input_ids_BN}
     if prompts.pixel_values is not None:
         shown, grid, count_B = prompts.pixel_values, prompts.image_grid_I3, prompts.images_per_sample_B
@@ -167,7 +167,7 @@ class Shrink:
         if self.layers is not None:
             if self.layers > text.num_hidden_layers:
                 most = text.num_hidden_layers
-                raise ValueError(f"--layers {self.layers}: the model has {most}; give at most as many")
+                raise ValueError(f"--layers {self.layers}: the model has {most}; give {most} or fewer")
             text.num_hidden_layers = self.layers
             if getattr(text, "layer_types", None):
                 text.layer_types = text.layer_types[: self.layers]
@@ -185,7 +185,7 @@ class Shrink:
 
 
 def random_family(config: BackboneConfig, shrink: Shrink, device: torch.device, seed: int = 0) -> Family:
-    """A backbone's architecture with random weights, in evaluation mode, without a download."""
+    """Build a backbone's architecture with random weights, in evaluation mode, without a download."""
     if config.quantization != "none":
         raise ValueError(f"quantization {config.quantization!r} is asked for, not of --random weights; leave one out")
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -211,5 +211,5 @@ class DrawnPool(ModelPool):
         return (backbone if self._where.type == "meta" else backbone.to(self._where)).eval()
 
     def find(self, name: str | Path, revision: str | None = None) -> Path | None:
-        """As the pool of models does; published backbones are known without a request."""
+        """Find as the pool of models does; published backbones are known without a request."""
         return None if published_config(str(name)) is not None else super().find(name, revision)

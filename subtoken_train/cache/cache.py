@@ -34,7 +34,7 @@ class Evictor(Protocol):
 
 
 class PackedCache(Cache):  # type: ignore[misc]
-    """Packed layers, and where the next token stands.
+    """A KV cache of packed layers, and where the next token stands.
 
     Attributes:
         next_position: position id of the next token, [B, 1] or (mRoPE) [3, B, 1]; None before a prompt.
@@ -98,7 +98,7 @@ class PackedCache(Cache):  # type: ignore[misc]
 
     @contextmanager
     def appending(self) -> Iterator[None]:
-        """Let layers append inside the block, from ``next_position`` on."""
+        """Allow appending to the layers inside the block, from ``next_position`` on."""
         with undoing(partial(self.let_append, False)):
             self.let_append(True)
             yield
@@ -114,7 +114,7 @@ class PackedCache(Cache):  # type: ignore[misc]
             layer.first_B = None if first_B is None or layer.window is None else first_B.to(layer.device)
 
     def branch(self) -> PackedCache:
-        """Return a cache of the same prompts that grows by itself: only while nothing was appended; no copies."""
+        """Return an independent cache that shares these prompts without a copy; only while nothing was appended."""
         self.check_holds_prompt()
         self.free_shape()
         own = PackedCache(len(self.layers))
@@ -130,13 +130,13 @@ class PackedCache(Cache):  # type: ignore[misc]
             layer.reserve(min(tokens, every, RESERVED))
 
     def free_shape(self) -> None:
-        """Make it an ordinary cache again, whose steps grow, if its steps have one shape."""
+        """Return to steps whose shapes grow, after ``reserve`` fixed them; nothing where they were not fixed."""
         if self.shape is not None:
             self.shape.release(self)
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """End an answer with the block: no more tokens are expected then."""
+        """End the answer when the block ends: no more tokens are expected then."""
         try:
             yield
         finally:
@@ -144,7 +144,7 @@ class PackedCache(Cache):  # type: ignore[misc]
             self.expected = 0
 
     def choose_pages(self, chooses: bool) -> None:
-        """Let the next token read only the pages that it chooses, where there are pages, or everything."""
+        """Let the next token read only the pages that it chooses, if there are any, else everything."""
         for layer in self.layers:
             layer.chooses_pages = chooses
 
@@ -181,7 +181,7 @@ class PackedCache(Cache):  # type: ignore[misc]
         return self.layers[0].fused.workspace.nbytes + sum(table.nbytes for table in tables if table is not None)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Drop tokens of the tail."""
+        """Drop tokens from the end of the tail."""
         self.free_shape()
         super().crop(tokens_to_remove)
         if self.next_position is not None:
@@ -209,7 +209,7 @@ class PackedCache(Cache):  # type: ignore[misc]
 
 
 class JoinedLayer:
-    """One layer of several caches; it is handed to the attention function, as a ``PackedLayer`` is."""
+    """One layer of several caches, given to the attention function in the place of a ``PackedLayer``."""
 
     def __init__(self, layers: Sequence[PackedLayer]) -> None:
         self.layers = layers
@@ -221,7 +221,7 @@ class JoinedLayer:
 
 
 class JoinedCache(Cache):  # type: ignore[misc]
-    """Caches of one row each, read as one by a step for all of them; nothing is copied, so rows join and leave."""
+    """Several caches of one row each, read by one step as one; nothing is copied, so rows can join and leave."""
 
     def __init__(self, caches: Sequence[PackedCache]) -> None:
         super().__init__(layers=[])

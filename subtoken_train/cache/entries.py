@@ -30,7 +30,7 @@ STAYS = 128  # added to the region of an entry that never competes
 
 @dataclass
 class EvictionState:
-    """Decode-time eviction state of one layer's entries."""
+    """State of one layer's entries for evictions while tokens are decoded."""
 
     place_RM: Tensor  # number of each entry among all tokens that the layer has seen of its sample, from 0; -1 pads
     region_RM: Tensor  # its ``Region``, plus ``STAYS`` where it never competes, uint8

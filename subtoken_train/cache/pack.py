@@ -8,9 +8,9 @@ channels of a piece, K kinds, k channels of a cut key.
 """
 
 import math
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import accumulate, pairwise
 
 import torch
@@ -18,14 +18,16 @@ from torch import Tensor
 
 from subtoken_train.cache.by_sample import select_part
 from subtoken_train.functional.gather import on_device, take_entries
-from subtoken_train.kernels.formats import MODEL, Format, Payload
+from subtoken_train.kernels.choice import choose_kernel
+from subtoken_train.kernels.formats import MODEL, Format, Payload, Symmetric
+from subtoken_train.kernels.row_table import DTYPES
 from subtoken_train.kernels.storage import Block, BlockPart, PageIndex, RoutedValues, pack_bits
 from subtoken_train.types import CutKeys, LayerPlan, Layout
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Entries of a row that are stored alike."""
+    """A kind of entries of a row: those that are stored alike."""
 
     routed: bool
     cut: bool
@@ -35,7 +37,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class PlanMarks:
-    """A layer's plan, by the rows of its storage."""
+    """A layer's plan, sorted by the rows of its storage."""
 
     rows_RM: Tensor  # the row of the prompt that each entry is, int64
     kinds: list[Kind]  # routed ones first, of these the cut ones, of these full runs; the last: stored whole
@@ -136,7 +138,7 @@ def _bit_of(num_groups: int, kv_heads: int, width: int, layout: Layout) -> list[
 def _bits(groups_BMS: Tensor, kv_heads: int, width: int, layout: Layout, shared: bool) -> tuple[Tensor, Tensor]:
     """Return flags of what entries store, bool [R, S, M], and which flag rules each piece, int32 [P]."""
     device = groups_BMS.device
-    piece_bit = _piece_bit(groups_BMS.shape[-1], kv_heads, width, layout, device)
+    piece_bit = _sent(_bit_of(groups_BMS.shape[-1], kv_heads, width, layout), torch.int32, device)
     flags_BSM = groups_BMS.transpose(1, 2)
     if shared:
         return flags_BSM, piece_bit
@@ -144,13 +146,6 @@ def _bits(groups_BMS: Tensor, kv_heads: int, width: int, layout: Layout, shared:
     pieces = len(piece_bit) // kv_heads
     by_head = flags_BPM.reshape(len(flags_BPM) * kv_heads, pieces, flags_BPM.shape[-1])
     return by_head, torch.arange(pieces, dtype=torch.int32, device=device)
-
-
-@cache
-def _piece_bit(num_groups: int, kv_heads: int, width: int, layout: Layout, device: torch.device) -> Tensor:
-    """Return ``_bit_of`` on a device, int32; made once, since a copy from the host waits for it."""
-    with torch.inference_mode(False):
-        return torch.tensor(_bit_of(num_groups, kv_heads, width, layout), dtype=torch.int32, device=device)
 
 
 @dataclass(frozen=True)
@@ -184,23 +179,18 @@ def pack_layer(
     _, kv_heads, length, width = key_BhNd.shape
     counts = counts or read_counts([plan], kv_heads, width, packing.layout, packing.form)[0]
     marks = counts.marks if counts.marks.rows_RM.device == key_BhNd.device else on_device(counts.marks, key_BhNd.device)
-    keys, values, num_rows = key_BhNd, value_BhNd, len(marks.rows_RM)
-    fill, feedback = None, packing.feedback(plan)
-    if fill_BV is not None:
-        fill = fill_BV.view(-1, kv_heads, 1, width).expand(len(key_BhNd), -1, -1, -1)
-    if plan.heads_BNh is not None:
-        keys, values = (x.reshape(-1, 1, length, width) for x in (key_BhNd, value_BhNd))
-        fill = None if fill is None else fill.reshape(-1, 1, 1, width)
+    num_rows, feedback = len(marks.rows_RM), packing.feedback(plan)
+    keys, values = (x.reshape(num_rows, -1, length, width) for x in (key_BhNd, value_BhNd))
+    fill = None if fill_BV is None else fill_BV.expand(len(key_BhNd), -1).reshape(num_rows, -1, 1, width)
     places_RN = None if position_BN is None else position_BN.int().repeat_interleave(num_rows // len(key_BhNd), 0)
     channels_Rck = _channels(plan, counts.channels)
-    alike: dict[tuple[int, ...], list[int]] = {}
-    for row, own in enumerate(counts.kinds):
-        alike.setdefault(own, []).append(row)
-    parted: Sequence[Tensor | None] = [None]
-    if len(alike) > 1:
-        parted = torch.split(_order(marks), [len(members) for members in alike.values()])
+    alike = _alike(counts.kinds)
+    beside = packing.form, alike, channels_Rck, position_BN, fill
+    if (fused := _fused((key_BhNd, value_BhNd), counts, marks, *beside)) is not None:
+        return fused
     blocks = []
-    for rows, (sizes, members) in zip(parted, alike.items(), strict=True):
+    for sizes, members in alike.items():
+        rows = None if len(alike) == 1 else _sent(members, torch.int64, key_BhNd.device)
 
         def of_rows(part: Tensor, rows: Tensor | None = rows) -> Tensor:
             return part if rows is None else part[rows]
@@ -229,16 +219,102 @@ def pack_layer(
                 parts.append(BlockPart(stored, kept, kind.cut, stands))
             else:
                 parts.append(BlockPart(stored, kind.form.store(value_RcMd), kind.cut, stands))
-        own_channels = channels if any(part.cut for part in parts) else None
-        blocks.append(Block(rows, parts, own_channels, numbers=None if rows is None else members))
+        channels = channels if any(part.cut for part in parts) else None
+        blocks.append(Block(rows, parts, channels, numbers=None if rows is None else members))
     return blocks
 
 
-def _order(marks: PlanMarks) -> Tensor:
-    """Order rows so that those with equal counts lie together, at the place of the first, int64 [R]."""
-    counts_RK = torch.stack([kind.marks_RM.sum(-1) for kind in marks.kinds], -1)
-    same_RR = (counts_RK[:, None] == counts_RK).all(-1)
-    return same_RR.int().argmax(-1).sort(stable=True).indices
+def _alike(kinds: list[tuple[int, ...]]) -> dict[tuple[int, ...], list[int]]:
+    """Gather the rows that hold as many entries of each kind, by these numbers."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for row, own in enumerate(kinds):
+        found.setdefault(own, []).append(row)
+    return found
+
+
+def _fused(
+    states: tuple[Tensor, Tensor],
+    counts: RowCounts,
+    marks: PlanMarks,
+    form: Format,
+    alike: dict[tuple[int, ...], list[int]],
+    channels_Rck: Tensor | None,
+    position_BN: Tensor | None,
+    fill_Rc1d: Tensor | None,
+) -> list[Block] | None:
+    """Return the blocks that one launch writes; None where the kernel does not run, or not for these."""
+    (key, value), device, width = states, states[0].device, states[0].shape[3]
+    pieces = len(marks.bit_of) * len(marks.rows_RM) // math.prod(key.shape[:2]) or 1  # of a head
+    whole = all(each % form.per_code == 0 for each in (width, width // pieces, counts.channels))
+    served = type(form) in (Format, Symmetric) and key.dtype == value.dtype in DTYPES and whole and width <= 256
+    if not served or choose_kernel(device.type).path != "triton":
+        return None
+    from subtoken_train.kernels.triton_pack import FIELDS, launch_packing
+
+    table = torch.zeros(len(marks.rows_RM), len(marks.kinds), FIELDS.value, dtype=torch.int64)
+    blocks = []
+    for sizes, members in alike.items():
+        parts = []
+        for number, size in enumerate(sizes):
+            if size or number == len(sizes) - 1:
+                part, columns = _room(number, size, members, marks, counts, form, key)
+                if position_BN is not None:
+                    part.position_RM = torch.empty(len(members), size, dtype=torch.int32, device=device)
+                first, step = torch.tensor([*columns, _by_row(part.position_RM)]).T
+                table[members, number] = first + step * torch.arange(len(members))[:, None]
+                parts.append(part)
+        rows = None if len(alike) == 1 else _sent(members, torch.int64, device)
+        channels = channels_Rck if channels_Rck is None or rows is None else channels_Rck[rows]
+        cut = any(part.cut for part in parts)
+        blocks.append(Block(rows, parts, channels if cut else None, numbers=None if rows is None else members))
+    if most := max(max(sizes) for sizes in alike):
+        marks_KRM = torch.stack([kind.marks_RM for kind in marks.kinds])
+        beside = marks.piece_bit, channels_Rck, None if position_BN is None else position_BN.int(), fill_Rc1d
+        own = marks.rows_RM, marks.flags_RSM, beside, pieces, len(counts.bits), most
+        launch_packing(states, form, table.to(device, non_blocking=True), marks_KRM, *own)
+    return blocks
+
+
+def _room(
+    number: int, size: int, members: list[int], marks: PlanMarks, counts: RowCounts, form: Format, like: Tensor
+) -> tuple[BlockPart, list[tuple[int, int]]]:
+    """Return a part that nothing is written to yet, and (first row's number, step) of most columns of its table."""
+    kind, heads, width = marks.kinds[number], math.prod(like.shape[:2]) // len(marks.rows_RM), like.shape[3]
+    rows, device = (len(members), heads, size), like.device
+
+    def payload(lead: tuple[int, ...], width: int) -> Payload:
+        data = torch.empty(*lead, form.code_width(width), dtype=form.code_dtype(like.dtype), device=device)
+        scale = torch.empty(*rows, 1, dtype=torch.float16, device=device) if form.rounds else None
+        return Payload(data, scale, like.dtype, form)
+
+    keys = payload(rows, counts.channels if kind.cut else width)
+    columns = [(size, 0), (int(kind.cut), 0), _by_row(keys.data), _by_row(keys.scale)]
+    if not kind.routed:
+        values = payload(rows, width)
+        columns += [_by_row(values.data), _by_row(values.scale), *[(0, 0)] * 3]
+        return BlockPart(keys, values, kind.cut), columns
+    assert marks.flags_RSM is not None
+    assert marks.piece_bit is not None
+    own, bits, index = counts.bits[number], marks.flags_RSM.shape[1], None
+    bounds = [0, *accumulate(own[row][bit] for row in members for bit in marks.bit_of)]
+    if not _all_alike(bounds, size):
+        index = torch.empty(len(members), bits, -(-size // 8), dtype=torch.uint8, device=device)
+    offsets = _sent(bounds[:-1], torch.int32, device)
+    pieces = payload((bounds[-1],), width * heads // len(marks.bit_of))
+    columns += [(pieces.data.data_ptr(), 0), _by_row(pieces.scale), (offsets.data_ptr(), 4 * len(marks.bit_of))]
+    columns += [_by_row(index), (-(-size // 8), 0)]
+    routed = RoutedValues(index, pieces, offsets, marks.piece_bit.clone(), size, heads, bounds)
+    return BlockPart(keys, routed, kind.cut), columns
+
+
+def _by_row(tensor: Tensor | None) -> tuple[int, int]:
+    """Return the first row's address, and the bytes from row to row; 0 of no tensor."""
+    return (0, 0) if tensor is None else (tensor.data_ptr(), tensor.nbytes // len(tensor))
+
+
+def _sent(numbers: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return numbers, one at least, on a device; the host does not wait for the copy."""
+    return torch.frombuffer(array("q", numbers), dtype=torch.int64).to(device, dtype, non_blocking=True)
 
 
 def _channels(plan: LayerPlan, count: int) -> Tensor | None:
@@ -278,10 +354,14 @@ def with_index(
     counts, entries = flags_RSM.sum(-1, dtype=torch.int32).index_select(1, piece_bit).flatten(), flags_RSM.shape[-1]
     offsets = counts.cumsum(0, dtype=torch.int32) - counts
     bounds = bounds or [*offsets.tolist(), len(pieces.data)]
-    alike = all(end - start in (0, entries) for start, end in pairwise(bounds))  # the offsets say which are stored
     own = piece_bit.clone()  # a layer is counted, and written to a file, with its own
-    index = None if alike else pack_bits(flags_RSM)
+    index = None if _all_alike(bounds, entries) else pack_bits(flags_RSM)
     return RoutedValues(index, pieces, offsets, own, entries, keys.data.shape[1], bounds)
+
+
+def _all_alike(bounds: list[int], entries: int) -> bool:
+    """Return whether every piece is stored by all of a row's entries or by none: the offsets say which then."""
+    return all(end - start in (0, entries) for start, end in pairwise(bounds))
 
 
 @dataclass(frozen=True)

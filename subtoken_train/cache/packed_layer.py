@@ -30,7 +30,7 @@ SLACK = 64  # tokens by which a full tail grows
 
 
 class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
-    """One layer: packed blocks of the prompt, and the tail.
+    """One layer of a packed cache: blocks of the prompt, and the tail of later tokens.
 
     Under a ``window`` every token sees what stands less than so many positions before it; entries that leave it stay.
     ``keys`` and ``values`` are the tail's, [B, h, T, d], of which ``tail_length`` places are tokens.
@@ -63,7 +63,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.is_initialized = True
 
     def reserve(self, tokens: int) -> None:
-        """Allocate room for ``tokens`` more at once; it stays, and counts as slack until they come."""
+        """Allocate room for ``tokens`` more; it stays, and counts as slack until they come."""
         self.reserved = max(self.reserved, self.tail_length + tokens)
         if self.reserved > self.keys.shape[2]:
             self._widen(self.reserved)
@@ -84,7 +84,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.tail_length = length
 
     def shorten(self, tokens: int) -> None:
-        """Drop the last tokens; more than a slack of room that was not reserved is freed."""
+        """Drop the last tokens of the tail; frees what exceeds a slack of room that was not reserved."""
         self.tail_length -= tokens
         if self.keys is not None and self.keys.shape[2] - max(self.tail_length, self.reserved) >= SLACK:
             self._narrow(max(-(-self.tail_length // SLACK) * SLACK, self.reserved))
@@ -127,7 +127,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._blocks, self.fused.table = blocks, None
 
     def prepare(self) -> None:
-        """Build the table of the fused kernels, so that no step has to; nothing where other kernels run."""
+        """Build the table of the fused kernels now, so that no step has to; nothing where other kernels run."""
         if choose_kernel(self.device.type).path == "triton" and unserved(self.blocks, self.keys) is None:
             batch, kv_heads, _, width = self.keys.shape
             self.fused.table_of(self.blocks, batch, kv_heads, width, self.fill)
@@ -183,7 +183,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         return own
 
     def begin_tail(self, position_B: Tensor) -> None:
-        """Note how far the tail is from the oldest entry, in a layer with a window, by its first tokens' positions."""
+        """Record, in a layer with a window, how far the tail's first token is from the oldest entry."""
         assert self.window is not None
         position_B = position_B.to(self.device)
         places = [part.position_RM for block in self.blocks for part in block.parts if part.position_RM is not None]
@@ -214,7 +214,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         return attend(query_BHqd, blocks, self.tail, scale, reach, self.fused, self.fill)
 
     def reaches(self, places: int) -> bool:
-        """Return whether a tail of so many places may reach beyond the layer's window."""
+        """Return whether a tail of this length may extend beyond the layer's window."""
         return self.window is not None and self.extent + places > self.window
 
     def get_seq_length(self) -> int:
@@ -222,7 +222,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.prompt_length + self.settled_length + self.tail_length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the sizes that transformers asks for; no mask is built from them."""
+        """Return the mask sizes that transformers asks for; no mask is built from them."""
         return self.get_seq_length() + query_length, 0
 
     def get_max_length(self) -> int:
@@ -242,7 +242,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.shorten(-tokens_to_remove)
 
     def offload(self, *_: Any) -> None:
-        """Refuse what moves or chooses of one layer alone."""
+        """Refuse to move or reorder one layer alone."""
         raise ValueError("one layer cannot be moved alone; call the cache's methods, and leave offloading out")
 
     prefetch = reorder_cache = batch_select_indices = batch_repeat_interleave = offload

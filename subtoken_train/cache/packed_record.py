@@ -31,7 +31,7 @@ def check_within(name: str, numbers: Tensor, below: int) -> None:
 
 
 def check_rows(place: str, blocks: Sequence[Block], batch: int, kv_heads: int) -> None:
-    """Refuse blocks that do not hold every row of a layer once: samples, or heads of samples."""
+    """Refuse blocks that do not hold every row of a layer exactly once (rows: samples, or heads of samples)."""
     heads = {block.heads for block in blocks}
     uneven = f"{place}: its blocks have rows of {sorted(heads)} heads; all must have 1, or {kv_heads}"
     refuse((len(heads) != 1 or not heads <= {1, kv_heads}, uneven))

@@ -27,5 +27,4 @@ CALIBRATORS: Registry[Calibrator] = Registry(
         "triattention": "layers:CentreCalibrator",
         "fitprune": "layers:PruneCalibrator",
     },
-)
-"""By the name of the method that reads the calibration; ``threshold`` is read in the place of a budget."""
+)  # by the name of the method that reads the calibration; ``threshold`` is read in the place of a budget

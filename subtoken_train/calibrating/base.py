@@ -58,11 +58,10 @@ def calibration_prompts(
     answers: bool,
     any_text: bool = False,
 ) -> PromptSource:
-    """Prompts for a backbone, as many as ``samples`` or a file has, with or without the answers after them.
+    """Return prompts for a backbone, as many as ``samples`` or a file has, with or without the answers.
 
-    A language model reads ``recall``, the default, with a drawn context of ``context_length`` tokens, or, without
-    answers, a ``.jsonl`` file of prompts, or where ``any_text`` serves the first stretches of ``context_length`` tokens
-    of another text file; one that sees images a file of records.
+    A language model reads ``recall`` (the default), or, without answers, a ``.jsonl`` file of prompts, or where
+    ``any_text`` serves stretches of ``context_length`` tokens of another text; one that sees images a file of records.
     """
     sees = family.image_token_id is not None
     file = None if data == RECALL and not sees else data
@@ -83,12 +82,9 @@ def calibration_prompts(
         others = "leave it out" if answers else "leave it out, or name a .jsonl file of prompts"
         raise ValueError(f"data {file!r}: {family.name} is calibrated on {RECALL!r}; {others}")
     moved = (move_data_to_device(batch, family.device) for batch in batches)
-    return PromptSource(RECALL, moved) if file is None else PromptSource(Path(file).name, moved, _digest(file))
-
-
-def _digest(path: str) -> str:
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    if file is None:
+        return PromptSource(RECALL, moved)
+    return PromptSource(Path(file).name, moved, hashlib.sha256(Path(file).read_bytes()).hexdigest())
 
 
 def _stretches(family: Family, path: str, samples: int, batch_size: int, length: int) -> Iterator[Batch]:
@@ -116,7 +112,7 @@ Batches = Iterable[Batch]
 
 
 def named_method(eviction: str, options: str) -> Eviction:
-    """An eviction with its settings, ``KEY=VALUE`` with commas between them."""
+    """Build an eviction with its settings, ``KEY=VALUE`` with commas between them."""
     each = [option.strip() for option in options.split(",") if option.strip()]
     return build_eviction(eviction, **parse_settings(eviction, each))
 
@@ -153,7 +149,7 @@ class Calibrator(Method, ABC):
 
     @abstractmethod
     def numbers(self, backbone: CompressedBackbone, batches: Batches) -> CalibratedNumbers:
-        """Numbers that the method reads."""
+        """Measure the numbers that the method reads."""
 
     def check(self, backbone: CompressedBackbone) -> None:
         """Raise a worded ``ValueError`` where the backbone cannot be calibrated so."""
@@ -176,7 +172,7 @@ class Calibrator(Method, ABC):
         data: str | None = None,
         show: Callable[[int, int], None] | None = None,
     ) -> Calibration[CalibratedNumbers]:
-        """A calibration of a backbone in evaluation mode, ``identity`` its name; ``show`` sees (done, of how many)."""
+        """Calibrate a backbone in evaluation mode, ``identity`` its name; ``show`` sees (done, of how many)."""
         self.check(backbone)
         source = self.prompts(backbone.family, data)
         read = [0, 0]

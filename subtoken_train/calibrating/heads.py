@@ -7,8 +7,9 @@ heads, h key-value heads, L layers, D model width, R labelled rows, or those aft
 import io
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -60,8 +61,19 @@ class HeadCalibrator(Calibrator):
     whole_caches: ClassVar[bool] = True
 
     @abstractmethod
+    def needle(self, family: Family, batch: Batch, sample: int, label_A: Tensor) -> Tensor:
+        """Mark what each labelled token of a sample tells, bool [A, N]; nothing where it tells of no needle."""
+
     def needles(self, family: Family, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the rows that predict tokens which a needle tells, int64 [B, W], -1 pads, and it, bool [B, W, N]."""
+        rows, marks = [], []
+        for sample, labels_N in enumerate(batch.labels_BN):
+            label_A = (labels_N != IGNORE_INDEX).nonzero()[:, 0]
+            needle_AN = self.needle(family, batch, sample, label_A)
+            has_A = needle_AN.any(-1)
+            rows.append(label_A[has_A] - 1)
+            marks.append(needle_AN[has_A])
+        return pad_sequence(rows, True, -1), pad_sequence(marks, True, False)
 
     @abstractmethod
     def weight(self, looked_BHWN: Tensor, needle_BWN: Tensor) -> Tensor:
@@ -70,15 +82,34 @@ class HeadCalibrator(Calibrator):
     @torch.no_grad()
     def numbers(self, backbone: CompressedBackbone, batches: Batches) -> HeadScores:
         use_packed_attention(backbone.family.decoder.config)
-        looks = Looks(backbone.family, self.weight)
+        sums: dict[int, Tensor] = {}
         for batch in batches:
-            looks.index_BW, looks.needle_BWN = self.needles(backbone.family, batch)
-            if looks.index_BW.shape[1]:
-                backbone.run(batch, observer=looks.observe)
-        if not any(bool(each.any()) for each in looks.sums.values()):
+            needles = self.needles(backbone.family, batch)
+            if needles[0].shape[1]:
+                backbone.run(batch, observer=partial(self._look, backbone.family, needles, sums))
+        if not any(bool(each.any()) for each in sums.values()):
             raise ValueError(f"no head attends to the answers in {self.samples} samples; choose more")
-        score_Lh = torch.stack([looks.sums[layer] for layer in sorted(looks.sums)])
+        score_Lh = torch.stack([sums[layer] for layer in sorted(sums)])
         return HeadScores(rounded((score_Lh / score_Lh.mean()).tolist()))
+
+    def _look(
+        self,
+        family: Family,
+        needles: tuple[Tensor, Tensor],
+        sums: dict[int, Tensor],
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        rows: Rows,
+    ) -> None:
+        """Add what the heads of a layer put on a batch's needles, [h]."""
+        index_BW, needle_BWN = (each.to(query.device) for each in needles)
+        own = index_BW, rows.visible_BM.to(query.device)
+        looked_BHWN = attention_rows(query, key, *own, scale, window=family.window(layer, rows.position))
+        found_h = self.weight(looked_BHWN, needle_BWN).sum((0, 2)).view(key.shape[1], -1).sum(-1).double().cpu()
+        sums[layer] = sums.get(layer, 0) + found_h
 
 
 @dataclass(frozen=True)
@@ -88,23 +119,16 @@ class NeedleCalibrator(HeadCalibrator):
     Source: section 3.1 of "HeadKV" and ``Important_Head/retrieval_head_detection_r2.py`` of its release. While an
     answer is said, a head's score is what the largest weights of its row put on the needle, as many weights as the
     needle has tokens, over that number; mean over the answer's tokens, sum over the query heads of a key-value head.
-    The release hides one needle in essays, lets the model answer, and counts the prompts that it gets right. Here the
-    prompts are key-value recall whose answers are given; a token's needle is the longest run of the context that the
-    answer says there again.
+    The release hides one needle in essays and counts the prompts that the model gets right; here the prompts are
+    key-value recall whose answers are given, and a token's needle is the longest run that the answer says again.
     """
 
     name: ClassVar[str] = "headkv"
     for_images: ClassVar[str] = "sparsemm"
 
-    def needles(self, family: Family, batch: Batch) -> tuple[Tensor, Tensor]:
-        rows, marks = [], []
-        for ids_N, labels_N, regions_N in zip(batch.input_ids_BN, batch.labels_BN, batch.regions_BN, strict=True):
-            label_A = (labels_N != IGNORE_INDEX).nonzero()[:, 0]
-            needle_AN = repeated_runs(ids_N[label_A], ids_N, regions_N == Region.CONTEXT)
-            has_A = needle_AN.any(-1)
-            rows.append(label_A[has_A] - 1)
-            marks.append(needle_AN[has_A])
-        return pad_sequence(rows, True, -1), pad_sequence(marks, True, False)
+    def needle(self, family: Family, batch: Batch, sample: int, label_A: Tensor) -> Tensor:
+        ids_N = batch.input_ids_BN[sample]
+        return repeated_runs(ids_N[label_A], ids_N, batch.regions_BN[sample] == Region.CONTEXT)
 
     def weight(self, looked_BHWN: Tensor, needle_BWN: Tensor) -> Tensor:
         tokens_B1W = needle_BWN.sum(-1)[:, None]
@@ -113,25 +137,6 @@ class NeedleCalibrator(HeadCalibrator):
         largest_K = torch.arange(place_BHWK.shape[-1], device=place_BHWK.device)
         hit_BHWK = hit_BHWK & (largest_K < tokens_B1W[..., None])
         return (weight_BHWK * hit_BHWK).sum(-1) / tokens_B1W.clamp(min=1)
-
-
-class Looks:
-    """Sums of what heads put on needles (of the batch that runs), by layer [h]; observes ``CompressedBackbone.run``."""
-
-    index_BW: Tensor
-    needle_BWN: Tensor
-
-    def __init__(self, family: Family, weight: Callable[[Tensor, Tensor], Tensor]) -> None:
-        self.family, self.weight = family, weight
-        self.sums: dict[int, Tensor] = {}
-
-    def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
-        """Add what a layer's rows of a batch put on their needles."""
-        here, reach = query.device, self.family.window(layer, rows.position)
-        own = self.index_BW.to(here), rows.visible_BM.to(here)
-        found_BHW = self.weight(attention_rows(query, key, *own, scale, window=reach), self.needle_BWN.to(here))
-        found_h = found_BHW.sum((0, 2)).view(key.shape[1], -1).sum(-1).double().cpu()
-        self.sums[layer] = self.sums.get(layer, 0) + found_h
 
 
 def repeated_runs(answer_A: Tensor, ids_N: Tensor, context_N: Tensor) -> Tensor:
@@ -161,9 +166,8 @@ class VisualCalibrator(HeadCalibrator):
 
     Source: section 3.1 of "SparseMM" and ``visual_head/qwen_visual_head.py`` of its release: while a page's words are
     said, a head whose largest weight of a row lies on a visual token of the word's box gets 1 over the box's tokens;
-    mean over pages, sum over the query heads of a key-value head. The release reads 1,000 synthetic pages and its own
-    answers. Here the pictures are digit scenes, drawn anew and described in their own words ("B3 red 7 C1 blue 2"): a
-    box is a cell. Pictures in tiles, whose tokens make no one grid, are refused.
+    mean over pages, sum over the query heads of a key-value head. The release reads 1,000 synthetic pages; here digit
+    scenes are described ("B3 red 7 C1 blue 2"), and a box is a cell. Pictures in tiles are refused.
     """
 
     name: ClassVar[str] = "sparsemm"
@@ -179,26 +183,19 @@ class VisualCalibrator(HeadCalibrator):
     def prompts(self, family: Family, data: str | None) -> PromptSource:
         if data not in (None, SCENES):
             raise ValueError(f"data {data!r}: sparsemm draws its own scenes; leave --data out")
-        return PromptSource(SCENES, self._scenes(family))
-
-    def _scenes(self, family: Family) -> Iterator[Batch]:
         collate = Collator(family, position_bound(family.decoder.config) or MAX_TOKENS)
-        for numbers in in_batches(range(self.samples), self.batch_size):
-            records = [scene_record(np.random.default_rng([self.seed, number]), number) for number in numbers]
-            yield move_data_to_device(collate(records), family.device)
+        groups = in_batches(range(self.samples), self.batch_size)
+        drawn = ([scene_record(np.random.default_rng([self.seed, each]), each) for each in some] for some in groups)
+        return PromptSource(SCENES, (move_data_to_device(collate(records), family.device) for records in drawn))
 
-    def needles(self, family: Family, batch: Batch) -> tuple[Tensor, Tensor]:
-        rows, marks = [], []
-        of_cells = torch.stack([cell_tokens(cell, *visual_grid(family, batch)) for cell in range(len(PLACES))])
-        for labels_N, regions_N in zip(batch.labels_BN, batch.regions_BN, strict=True):
-            label_A = (labels_N != IGNORE_INDEX).nonzero()[:, 0]
-            cell_A = torch.tensor(told_cells(family.tokenizer, labels_N[label_A].tolist()), device=label_A.device)
-            label_A, cell_A = label_A[cell_A >= 0], cell_A[cell_A >= 0]
-            needle_AN = torch.zeros(len(label_A), len(regions_N), dtype=torch.bool, device=label_A.device)
-            needle_AN[:, regions_N == Region.VISUAL] = of_cells.to(label_A.device)[cell_A]
-            rows.append(label_A - 1)
-            marks.append(needle_AN)
-        return pad_sequence(rows, True, -1), pad_sequence(marks, True, False)
+    def needle(self, family: Family, batch: Batch, sample: int, label_A: Tensor) -> Tensor:
+        grid, regions_N = visual_grid(family, batch), batch.regions_BN[sample]
+        none_T = torch.zeros(grid[0] * grid[1], dtype=torch.bool)
+        of_cells = torch.stack([*(cell_tokens(cell, *grid) for cell in range(len(PLACES))), none_T])  # -1: no cell
+        needle_AN = torch.zeros(len(label_A), len(regions_N), dtype=torch.bool, device=label_A.device)
+        cells = told_cells(family.tokenizer, batch.labels_BN[sample][label_A].tolist())
+        needle_AN[:, regions_N == Region.VISUAL] = of_cells[cells].to(label_A.device)
+        return needle_AN
 
     def weight(self, looked_BHWN: Tensor, needle_BWN: Tensor) -> Tensor:
         largest_BHW1 = looked_BHWN.argmax(-1, keepdim=True)
@@ -244,10 +241,8 @@ class DuoCalibrator(Calibrator):
     Source: section 2.2 of "DuoAttention" and ``duo_attn/train.py`` of its release: every head mixes full and streaming
     attention, ``alpha`` starts at 1 and is clamped to [0, 1]; the loss is the squared difference of the last hidden
     states from those of full attention, mean over channels and over the rows from which the answers are predicted, plus
-    ``regularisation`` times the mean alpha; AdamW at 0.02, its rate rising over the first fifth of the steps and
-    falling over the last, a tenth of it at least. The release hides passkeys in a book, in sequences of up to 32k
-    tokens over several GPUs; here the prompts are key-value recall, with masks of N x N on one device. The backbone is
-    never changed.
+    ``regularisation`` times the mean alpha; AdamW at 0.02. The release hides passkeys in a book, in sequences of up to
+    32k tokens; here the prompts are key-value recall, with masks of N x N on one device.
 
     Attributes:
         sinks: first entries that a streaming head sees.
@@ -293,11 +288,10 @@ class DuoCalibrator(Calibrator):
         return HeadAlphas(rounded(alpha_Lh.tolist()), self.sinks, self.recent)
 
     def loss(self, family: Family, batch: Batch, alpha_Lh: Tensor) -> Tensor:
-        """Distillation of the rows that predict the answers, plus the weighted mean alpha."""
+        """Return the distillation of the rows that predict the answers, plus the weighted mean alpha."""
         rows_BN, _ = predicting_rows(batch.labels_BN)
-        target_RD, mixed_RD = (
-            self._hidden(family, batch, each, rows_BN) for each in (torch.ones_like(alpha_Lh), alpha_Lh)
-        )
+        of_both = torch.ones_like(alpha_Lh), alpha_Lh
+        target_RD, mixed_RD = (self._hidden(family, batch, each, rows_BN) for each in of_both)
         return (mixed_RD - target_RD).pow(2).mean(-1).mean() + self.regularisation * alpha_Lh.abs().mean()
 
     def _hidden(self, family: Family, batch: Batch, alpha_Lh: Tensor, rows_BN: Tensor) -> Tensor:
@@ -309,7 +303,7 @@ class DuoCalibrator(Calibrator):
 
 
 def rate_at(step: int, steps: int) -> float:
-    """Factor of the learning rate: rises over the first fifth of the steps, falls over the last, a tenth at least."""
+    """Return the learning rate's factor: up over the first fifth of the steps, down over the last, 0.1 at least."""
     fifth = max(1, steps // 5)
     return min(1.0, max((step + 1) / fifth, 0.1), max((steps - step) / fifth, 0.1))
 
@@ -324,7 +318,7 @@ class BudgetCalibrator(Calibrator):
     Source: "LKV" (arXiv 2605.06676), of which no code was found: budgets are the softmax of a logit for every layer
     and head times the total. An entry of place r stays by sigmoid((budget - r) / width), whose log joins the attention
     logits of what follows; the edge gets sharper step by step. The loss is KL(full cache || this) on the last tokens of
-    a context, which stay whole, and on the context said again. Neither backbone nor scores change.
+    a context, which stay whole, and on the context said again.
 
     Attributes:
         eviction: the method whose scores order the entries of a head.

@@ -143,10 +143,9 @@ class PruneCalibrator(Calibrator):
     Source: the release's ``statistical_analysis.py`` (ywh187/FitPrune, d28e418). Of a share alpha of attention that may
     go missing, every sample loses, after each layer, the tokens that are both among those of the lowest self-attention
     mass and among those of the lowest cross-attention mass that what stays still holds (1 - alpha) of the unpruned
-    layer's; the layers after it run without them. Nothing leaves any more once the average over layers would meet the
-    target. The smallest alpha that meets it, to 0.01, gives the schedule: the mean over samples. The target is the
-    average share of visual tokens over layers, a tenth to nine tenths, where the release forecasts FLOPs; a sample
-    keeps one token at least.
+    layer's. Nothing leaves any more once the average over layers would meet the target, the average share of visual
+    tokens (the release forecasts FLOPs). The smallest alpha that meets it, to 0.01, gives the schedule: the mean over
+    samples, of which each keeps one token at least.
     """
 
     name: ClassVar[str] = "fitprune"
@@ -184,7 +183,7 @@ class PruneCalibrator(Calibrator):
 
 
 def stopped_at(shares_L: list[float], target: float) -> list[float] | None:
-    """A schedule up to the layer after which nothing more need leave; None where its average stays above a target."""
+    """End a schedule at the first layer whose share, kept from there, meets the target; None where none does."""
     depth = len(shares_L)
     for layer, share in enumerate(shares_L):
         row = [*shares_L[:layer], *[share] * (depth - layer)]
@@ -194,7 +193,7 @@ def stopped_at(shares_L: list[float], target: float) -> list[float] | None:
 
 
 def bearable(mass_BM: Tensor, visual_BM: Tensor, total_B: Tensor, alpha: float) -> Tensor:
-    """Tokens of the lowest mass without which others hold (1 - alpha) of a total, bool [B, M]; one stays."""
+    """Mark the tokens of lowest mass without which others hold (1 - alpha) of a total, bool [B, M]; one stays."""
     mass_BM = mass_BM.double()
     order_BM = mass_BM.masked_fill(~visual_BM, torch.inf).sort(dim=-1, stable=True).indices
     ranked_BM = mass_BM.masked_fill(~visual_BM, 0.0).gather(-1, order_BM)
@@ -254,10 +253,7 @@ class BearableCuts(DecoderReducer):
 
 @dataclass(frozen=True)
 class ThresholdCalibrator(Calibrator):
-    """The threshold that meets a mean budget: found on whole prompts, and recorded with what it keeps of them.
-
-    What a threshold keeps of each prompt is known from the scores of all of its entries, so that the lowest one whose
-    mean is within the budget is read off them. Prompts under an adapter are scored under its reducer and routers.
+    """The threshold that meets a mean budget, read off the scores of whole prompts, and what it keeps of them.
 
     Attributes:
         eviction: the method, which must have absolute scores.

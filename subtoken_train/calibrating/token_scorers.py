@@ -47,9 +47,8 @@ class ScorerCalibrator(Calibrator):
 
     Source: ``kvzap/train.py`` of kvpress. Contexts run through the model once more; the target of an entry is the log
     of its score under KVzip (``e**FAINTEST`` at least), the input what its layer projected to queries, keys and values.
-    One linear map a layer by ridge regression, in closed form; or two layers with a GELU between, as in the release, of
-    the epoch that errs least on every tenth batch of prompts. Both are standardised, which the nets undo. KVzip+'s
-    scores, which the release offers too, gained nothing where they were tried.
+    One linear map a layer by ridge regression; or two layers with a GELU between, of the epoch that errs least on every
+    tenth batch of prompts. Both are standardised, which the nets undo. KVzip+'s scores gained nothing.
 
     Attributes:
         ridge: penalty on the squares of a map's weights, for each entry.

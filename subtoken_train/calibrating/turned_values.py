@@ -60,8 +60,8 @@ def turn_values(backbone: CompressedBackbone, batches: Iterable[Batch], show: Ca
     after = backbone.run(first, pad_left=True).hidden_BMD
     apart = float((after.float() - before.float()).norm() / before.float().norm())
     if not apart <= (EXACT if before.dtype == torch.float32 else ROUNDED):
-        why = f"its last states moved by {apart:.0%}, so something lies between v_proj and o_proj"
-        raise ValueError(f"{backbone.family.name} gives other answers with turned values ({why}); use its own channels")
+        why = f"its last states move by {apart:.0%}, so something lies between v_proj and o_proj"
+        raise ValueError(f"{backbone.family.name}'s values cannot be rotated ({why}); use its own channels")
     return Turned(shares_before, shares_after, apart)
 
 
@@ -79,7 +79,7 @@ class ValueMoments:
         self.counts[layer] = self.counts.get(layer, 0) + value_hnd.shape[1]
 
     def means(self, dtype: torch.dtype) -> list[Tensor]:
-        """Means of all layers, [h, d, d] in fp64."""
+        """Return the means of all layers, [h, d, d] in fp64."""
         found = [self.sums[layer] / self.counts[layer] for layer in sorted(self.sums)]
         if not all(bool(are_finite(each)) for each in found):
             raise no_numbers("while its values were read", dtype)
@@ -90,9 +90,8 @@ class ValueMoments:
 def fold_value_axes(family: Family, moments: Sequence[Tensor]) -> tuple[float, float]:
     """Put value axes into the weights of ``v_proj`` and ``o_proj``; the model computes what it did, to rounding.
 
-    ``config.value_axes`` names the maps afterwards: to what is kept for a backbone (adapters, calibrations), one with
-    other axes is another backbone. Returned: what share of the values' mean squared output the first half of the
-    channels holds, mean over layers, before and after.
+    ``config.value_axes`` names the maps afterwards: with other axes it is another backbone. Returned: what share of the
+    values' mean squared output the first half of the channels holds, mean over layers, before and after.
     """
     digest, shares = hashlib.sha256(), []
     for layer, moment_hdd in enumerate(moments):

@@ -8,11 +8,11 @@ from subtoken_train.cli.terminal import counter, quiet_libraries
 from subtoken_train.errors import MAX_COUNT, check_range
 from subtoken_train.outputs import check_place, new_folder
 
-HELP = """Write a copy of a model that answers as it did, and whose value groups lose less.
+HELP = """Write a copy of a model that gives the same answers, and whose value groups lose less.
 
-The copy's value channels are turned to axes, found on some prompts, of which the first hold most of what values add to
-a layer's output. It costs nothing while it runs. The copy is a plain transformers folder: train, ask and serve it like
-the model. Adapters and calibrations of the model do not fit the copy, nor those of the copy the model.
+The copy's value channels are rotated to axes that are measured on some prompts. The first axes hold most of what values
+add to a layer's output. The copy runs as fast, and is a plain transformers folder: train, ask and serve it like the
+model. An adapter or a calibration fits either the model or the copy, never both.
 
   subtoken-train axes checkpoints/smollm2 runs/smollm2-axes --data book.txt
   subtoken-train generate --backbone runs/smollm2-axes --groups 16,8 ...

@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--new-tokens", type=int, metavar="T", help=f"decoding steps (default: {NEW_TOKENS})")
     add("--pairs", type=int, default=PAIRS, metavar="N", help=f"rounds (default: {PAIRS})")
     table8 = "the paper's Table 8: FastV and VisionZip at 25 and 12.5 %%, S16K4, 256 steps in bfloat16"
-    add("--table8", action="store_true", help=f"{table8}; without a GPU scaled down, which is said")
+    add("--table8", action="store_true", help=f"{table8}; without a GPU it is scaled down, and says so")
     memory = "the peak memory of the paper's appendix C.1: a language model's prefix of 2,048 tokens and a suffix of"
     arms = "one, whole, under Quest at 25 and 12.5 %%, and each with routing, in bfloat16; without a GPU scaled down"
     add("--peak-memory", action="store_true", help=f"{memory} {arms}")
@@ -93,7 +93,12 @@ def run(args: argparse.Namespace) -> int:
     record = _head(args, source, subject)
     print(record["title"], flush=True)
     if args.table8 or args.peak_memory:
-        _say_protocol(args, record, subject, source.backbone, prompts[0])
+        of, settings = (subject.family, source.backbone.path), (source.backbone.dtype, source.backbone.quantization)
+        words, made = "peak memory of the paper's appendix C.1", paper.other_machine(*of, paper.PEAK_GB, *settings)
+        if args.table8:
+            words, made = "Table 8 of the paper", paper.departures(*of, prompts[0], args.new_tokens, *settings)
+        record["departures"] = made
+        print(f"{words}, scaled: {'; '.join(made)}" if made else f"{words}, as it is described", flush=True)
     for row in _rows(args, source, subject, prompts):
         record["rows"].append(row)
         if args.out:  # after each: what was measured stays, whatever comes after it
@@ -102,21 +107,6 @@ def run(args: argparse.Namespace) -> int:
     if args.out:
         print(f"written to {args.out}", flush=True)
     return 0
-
-
-def _say_protocol(
-    args: argparse.Namespace, record: dict[str, Any], subject: Subject, backbone: BackboneConfig, parts: PromptParts
-) -> None:
-    from subtoken_train.benchmarking import paper_protocols as paper
-
-    of, settings = (subject.family, backbone.path), (backbone.dtype, backbone.quantization)
-    if args.table8:
-        words, made = "Table 8 of the paper", paper.departures(*of, parts, args.new_tokens, *settings)
-    else:
-        words = "peak memory of the paper's appendix C.1"
-        made = paper.other_machine(*of, paper.PEAK_GB, *settings)
-    record["departures"] = made
-    print(f"{words}, scaled: {'; '.join(made)}" if made else f"{words}, as it is described", flush=True)
 
 
 def _rows(

@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 
 from subtoken_train.cli.command_line import check_counts
 from subtoken_train.functional.groups import check_groups
-from subtoken_train.ledger.kv_budget import GEOMETRIES, KVBudget, KVShape, geometry, kept_count
+from subtoken_train.ledger.kv_budget import GEOMETRIES, KVBudget, geometry, kept_count
 from subtoken_train.ledger.ledger import nominal_ledger, solve_anchor
 
 HELP = """What a KV budget keeps, before anything is trained.
@@ -37,24 +37,19 @@ def run(args: Namespace) -> int:
         shape = geometry(args.model)
         check_groups(budget.num_groups, budget.kept_groups, shape.num_kv_heads, shape.head_dim, "contiguous")
         lines += ["", f"{args.model}: {shape.token_bytes / 2**10:g} KiB per token, uncompressed bf16"]
-        lines += _byte_lines(budget, shape, args.tokens) if args.tokens is not None else []
+        if (tokens := args.tokens) is not None:
+            routed = nominal_ledger(shape, {"visual": tokens}, budget)
+            anchor = solve_anchor(shape, tokens, budget.total_of(tokens), region="visual")
+            anchored = nominal_ledger(shape, {"visual": tokens}, KVBudget(), kept_tokens=anchor.kept_tokens)
+            dense, payload = routed.dense_bytes(), routed.bytes_of(with_index=False)
+            index = routed.bytes_of() - payload
+            note = f"  + {index / 2**10:.1f} KiB of group indices ({index / payload:.2%})"
+            lines.append(f"{'':<9}{'tokens':>8}{'MiB':>12}{'of dense':>11}")
+            for label, count, size, words in (
+                ("dense", tokens, dense, ""),
+                ("routed", kept_count(tokens, budget.keep_ratio), payload, note),
+                ("anchor", anchor.kept_tokens, anchored.bytes_of(), ""),
+            ):
+                lines.append(f"{label:<9}{count:>8,}{size / 2**20:>12.3f}{size / dense:>11.3%}{words}")
     print("\n".join(lines))
     return 0
-
-
-def _byte_lines(budget: KVBudget, shape: KVShape, tokens: int) -> list[str]:
-    routed = nominal_ledger(shape, {"visual": tokens}, budget)
-    anchor = solve_anchor(shape, tokens, budget.total_of(tokens), region="visual")
-    anchored = nominal_ledger(shape, {"visual": tokens}, KVBudget(), kept_tokens=anchor.kept_tokens)
-    dense, payload = routed.dense_bytes(), routed.bytes_of(with_index=False)
-    index = routed.bytes_of() - payload
-    note = f"  + {index / 2**10:.1f} KiB of group indices ({index / payload:.2%})"
-    rows = [
-        ("dense", tokens, dense, ""),
-        ("routed", kept_count(tokens, budget.keep_ratio), payload, note),
-        ("anchor", anchor.kept_tokens, anchored.bytes_of(), ""),
-    ]
-    lines = [f"{'':<9}{'tokens':>8}{'MiB':>12}{'of dense':>11}"]
-    for label, count, size, words in rows:
-        lines.append(f"{label:<9}{count:>8,}{size / 2**20:>12.3f}{size / dense:>11.3%}{words}")
-    return lines

@@ -5,28 +5,23 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from subtoken_train.calibrating import CALIBRATORS
 from subtoken_train.cli.terminal import counter, quiet_libraries
 from subtoken_train.errors import check_word
 from subtoken_train.outputs import check_new
 
-if TYPE_CHECKING:
-    from subtoken_train.engine.compressed_backbone import CompressedBackbone
-    from subtoken_train.types import Identity
-
 HELP = """Measure the numbers that a method needs for a backbone, and write them to a file.
 
   prefixkv        what share of its entries each layer keeps at a tenth to nine tenths of the cache
   duo_attention   how much each head needs its whole cache: trained (language models, on recall)
   headkv          how much each head attends to what an answer repeats (language models, on recall)
-  sparsemm        how much each head looks at what an answer tells of a picture (models that take images)
+  sparsemm        how much each head attends to what an answer tells of a picture (models that take images)
   q_filter        where the queries of each head point
   triattention    where the queries of each head lie before their rotary embedding
   kvzap           nets that predict KVzip's scores from what each layer reads
   lkv             what share of a budget each head gets: trained, on the scores of a method (language models)
-  fitprune        what share of the visual tokens each layer can do with (models that take images)
+  fitprune        what share of the visual tokens each layer needs (models that take images)
   threshold       the score that entries must reach so that a mean budget is met
 
   subtoken-train calibrate duo_attention --backbone PATH --out duo.json
@@ -35,10 +30,10 @@ HELP = """Measure the numbers that a method needs for a backbone, and write them
   subtoken-train calibrate threshold --backbone PATH --option eviction=kvzip --option keep=0.25 --out kvzip.json
   subtoken-train generate --backbone PATH --eviction kvzip --eviction-keep threshold:kvzip.json ...
 
-A language model is calibrated on randomly drawn recall contexts (--data recall, the default) or, all but duo_attention
-and headkv, on the prompts of --data FILE.jsonl, as generate --prompts reads them, kvzap and lkv also on a text of
---data FILE.txt; a model that takes images on the records of --data FILE, but sparsemm on scenes that it draws. The
-file is valid for the backbone that it names, with any adapter, and for no other.
+A language model reads randomly drawn recall contexts (--data recall, the default) or the prompts of --data FILE.jsonl,
+as generate --prompts does (not for duo_attention and headkv). kvzap and lkv also read a text, --data FILE.txt. A model
+that takes images reads the records of --data FILE; sparsemm draws its own scenes. The file is valid for the backbone
+that it names, with any adapter, and for no other.
 
 --option KEY=VALUE takes these options, shown with their defaults:
   all             samples=10 (duo_attention: 200, kvzap: 16, lkv: 100, sparsemm: 50), batch_size=2 (kvzap, lkv: 1),
@@ -72,13 +67,16 @@ def run(args: argparse.Namespace) -> int:
     check_new([out], args.overwrite)
     from subtoken_train.artifact.hub import adapter_folder, check_there
 
-    if args.adapter is not None:
-        adapter_folder(args.adapter)
+    folder = None if args.adapter is None else adapter_folder(args.adapter)
     if args.backbone is not None:
         check_there(args.backbone)
     quiet_libraries()
+    from subtoken_train.artifact.config import read_config
+    from subtoken_train.artifact.folder import identify
     from subtoken_train.calibrations import write_calibration
+    from subtoken_train.families.backbone_config import BackboneConfig
     from subtoken_train.inference.compression import read_settings
+    from subtoken_train.inference.pool import load_backbone
 
     kind = CALIBRATORS.find(args.method)
     fields = {field.name: field for field in dataclasses.fields(kind)}
@@ -86,24 +84,13 @@ def run(args: argparse.Namespace) -> int:
     for name in settings:
         check_word(f"option of {args.method}", name, fields)
     calibrator = kind(**settings)
-    backbone, identity = _load(args)
+    beside = None if folder is None else args.backbone
+    backbone = load_backbone(folder or args.backbone, backbone=beside, device=args.device)
+    own = BackboneConfig(path=args.backbone or "")
+    identity = identify(backbone.family, own) if folder is None else read_config(folder).identity
     calibration = calibrator.run(backbone, identity, args.data, counter("prompts"))
     write_calibration(out, calibration, args.overwrite)
     read = calibration.data
     print(f"{calibration.numbers.words()}\n{read.samples} prompts of {read.name}, {read.tokens:,} tokens")
     print(f"calibration of {args.method} written to {out}")
     return 0
-
-
-def _load(args: argparse.Namespace) -> tuple[CompressedBackbone, Identity]:
-    from subtoken_train.artifact.config import read_config
-    from subtoken_train.artifact.folder import identify
-    from subtoken_train.artifact.hub import adapter_folder
-    from subtoken_train.families.backbone_config import BackboneConfig
-    from subtoken_train.inference.pool import load_backbone
-
-    if args.adapter is None:
-        backbone = load_backbone(args.backbone, device=args.device)
-        return backbone, identify(backbone.family, BackboneConfig(path=args.backbone))
-    folder = adapter_folder(args.adapter)
-    return load_backbone(folder, backbone=args.backbone, device=args.device), read_config(folder).identity

@@ -33,7 +33,13 @@ PACKAGES += ("bitsandbytes", "deepspeed", "triton")
 
 def run_raw(argv: list[str]) -> int:
     if MACHINE in argv:
-        return _print_machine([word for word in argv if word != MACHINE])
+        for word in (given := [word for word in argv if word != MACHINE]):
+            check_word("option", word, [JSON])
+        facts = environment()
+        width = max(map(len, facts))
+        rows = [f"{name:<{width}}  {'none found' if fact is None else fact}" for name, fact in facts.items()]
+        print(json.dumps(facts, indent=2) if given else "\n".join(rows))
+        return 0
     offline = OFFLINE in argv
     if offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
@@ -99,13 +105,3 @@ def environment() -> dict[str, str | int | None]:
         "kernel": str(choose_kernel("cuda" if driver else "cpu")),
         "decoding": "captured in CUDA graphs" if driver else "step by step, because only CUDA has graphs",
     }
-
-
-def _print_machine(argv: list[str]) -> int:
-    for word in argv:
-        check_word("option", word, [JSON])
-    facts = environment()
-    width = max(map(len, facts))
-    lines = [f"{name:<{width}}  {'none found' if fact is None else fact}" for name, fact in facts.items()]
-    print(json.dumps(facts, indent=2) if argv else "\n".join(lines))
-    return 0

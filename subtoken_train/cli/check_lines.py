@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 
 import torch
 
+from subtoken_train.artifact.card import routing_words
 from subtoken_train.artifact.hub import check_name, check_published
 from subtoken_train.cli.recipe import RecipeCLI
-from subtoken_train.cli.run_plan import Reading, on_cpu, percent, size_words, steps_of
+from subtoken_train.cli.run_plan import Reading, on_cpu, size_words, steps_of
 from subtoken_train.cli.terminal import about
 from subtoken_train.cli.trainer_parts import KINDS
 from subtoken_train.datasets.chats import asked_words, chat_sample, reads_chats, wholly_read
@@ -31,13 +32,10 @@ from subtoken_train.families.backbone_config import resolve
 from subtoken_train.families.family import Family
 from subtoken_train.families.load import machine_memory
 from subtoken_train.families.lora import LoraSettings
-from subtoken_train.routing import RoutingConfig
-from subtoken_train.routing.base import POOLS
 from subtoken_train.training.loss import CrossEntropy
 from subtoken_train.training.preflight import (
     NominalPrompt,
     at_hand,
-    check_cpus,
     check_devices,
     count_devices,
     seconds_per_batch,
@@ -53,7 +51,7 @@ _OPTIMIZERS = {"adamw": "AdamW", "paged_adamw_8bit": "paged 8-bit AdamW"}
 
 
 def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPrompt, offline: bool) -> Iterator[str]:
-    """Backbone, reducer, routing, LoRA, stage 2 and optimiser, a line each."""
+    """Write backbone, reducer, routing, LoRA, stage 2 and optimiser, a line each."""
     module, family, reducer = cli.model, parts.family, parts.reducer
     backbone, optimizer, depth = module.backbone_config, module.optimizer_config, family.shape.num_layers
     pixels = "" if family.nominal_image is None else " of {} x {} pixels".format(*family.nominal_image)
@@ -64,7 +62,8 @@ def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPro
     named = f"{reducer.name}, keeps {reducer.keep_ratio:g}"
     named += f" ({most}{reducer.kept_words(prompt.tokens, depth)} of {prompt.tokens})"
     yield f"reducer    {', '.join(filter(None, [named, reducer.words]))}"
-    yield f"routing    {_routing_words(module.routing_config)}"
+    routing = module.routing_config
+    yield f"routing    {'none, a token-only arm' if routing is None else routing_words(routing)}"
     yield f"LoRA       {_lora_words(module.lora_settings)}"
     if (stage2 := module.stage2_config) is not None:
         read = "not read: --offline; its LoRA is assumed to be as above"
@@ -87,26 +86,6 @@ def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPro
     yield f"output     {cli.output_dir}"
 
 
-def _routing_words(config: RoutingConfig | None) -> str:
-    if config is None:
-        return "none, a token-only arm"
-    learned = [f" of rank {config.query_rank}"] if config.selector == "bilinear" else []
-    learned += [f", {key} {value}" for key, value in config.selector_options.items()]
-    learned += [", query-conditioned"] * config.query_conditioned
-    learned += [f", reads {' and '.join(config.features)}"] if config.features else []
-    budget = f"{config.budget} budget"
-    if config.budget == "delayed":
-        budget = f"gates of heads, {percent(config.byte_share)} of them open in the end, delay {config.window}"
-    if config.budget == "bytes":
-        budget = f"keys and groups in {percent(config.byte_share)} of the bytes of {POOLS[config.byte_pool]}"
-        budget += f", sinks {config.sinks}, window {config.window}"
-    rest = [f"fill {config.fill}"] if config.fill != "zero" else []
-    rest += [f"{config.score_prior} prior"] if config.score_prior != "none" else []
-    rest += ["value gate"] * config.value_gate
-    head = f"{config.words}{''.join(learned)}"
-    return ", ".join([head, config.layout, budget, *rest, f"balance weight {config.balance_weight:g}"])
-
-
 def _lora_words(lora: LoraSettings) -> str:
     return f"rank {lora.rank}, alpha {lora.alpha}, dropout {lora.dropout:g}"
 
@@ -122,15 +101,14 @@ def check_ready(cli: RecipeCLI, parts: CompressedBackbone, offline: bool) -> Non
     if (destination := cli.destination) is not None:
         check_published(cli.model.backbone_config.path)
         check_name(destination.repo_id)
-    check_cpus(trainer.devices, trainer.accelerator)
+    devices = count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes)
     if isinstance(data, RecallDataModule) and (family := at_hand(parts.family, cli.model.backbone_config)):
         next(data.samples(family, 1))
-        devices = count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes)
         data.training_order(world_size=devices, limit=trainer.limit_train_batches or 1.0)
 
 
 def obstacles(cli: RecipeCLI, peak: int) -> Iterator[str]:
-    """Why this machine cannot run a valid recipe, and what lies where it would write; ``peak``: bytes of a step."""
+    """Say why this machine cannot run a valid recipe, and what lies where it would write; ``peak``: bytes of a step."""
     trainer, model, cuda = cli.config.trainer, cli.model, torch.cuda.is_available()
     there = {"mps": torch.backends.mps.is_available(), "tpu": find_spec("torch_xla") is not None}
     zero = issubclass(KINDS["strategy"].names[cli.strategy], ZeroStrategy)
@@ -254,7 +232,7 @@ _BATCHES = 4
 
 
 def time_line(cli: RecipeCLI, batches: int, reading: Reading) -> str:
-    """The expected time of ``batches`` training batches, or why it cannot be told before a run."""
+    """Write the expected time of ``batches`` training batches, or why it cannot be told before a run."""
     data, trainer, module = cli.datamodule, cli.config.trainer, cli.model
     folder = Path(resolve(module.backbone_config.path))
     whole = str(trainer.precision or "32-true") == "32-true" and module.backbone_config.quantization == "none"
@@ -286,7 +264,7 @@ def time_line(cli: RecipeCLI, batches: int, reading: Reading) -> str:
 
 
 def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool, reading: Reading) -> Iterator[str]:
-    """The files (unless offline), the first record as the loss sees it, optimiser steps, records and epochs."""
+    """Write the files (unless offline), the first record as the loss sees it, optimiser steps, records and epochs."""
     data, trainer = cli.datamodule, cli.config.trainer
     devices = count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes)
     accumulate = trainer.accumulate_grad_batches

@@ -28,8 +28,6 @@ of advice. The same command continues where it stopped."""
 BITS = {"int8": 66, "int4_rotated": 34}  # formats of bits alone: bytes of a vector of 64 numbers
 _LEAST = 400  # words of a test text below which facts alone are asked, among the sentences of Python's manual
 _ALIKE = 1.01  # times the run's bytes that another arm may take to be compared with it, as in a report's verdicts
-
-
 _OF_ALL = ("name", "keep_ratio", "round_up", "matches")  # settings of every reducer; the others are its own
 
 
@@ -164,7 +162,7 @@ def advice(report: Report) -> str:
     assert isinstance(apart, Estimate)
     assert own is not None
     verdict = {"better": "ahead of", "worse": "behind"}.get(apart.verdict or "", "level with")
-    first = "" if reads else f"the full cache says {full.value_text} % of the facts, so the text's loss decides: "
+    first = "" if reads else f"the full cache recalls {full.value_text} % of the facts, so the text's loss decides: "
     stands = f"{verdict} {other.name} ({apart.value_text} {apart.interval_text}, paired, {own.n} samples)"
     bytes_kept = f"{100 * share_of(ours, task):.1f} % of the compressed text's bytes"
     take = ours.name if apart.verdict == "better" or "trained" not in arms else best.name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,9 +18,7 @@ from subtoken_train.errors import MAX_SEED, check_range, plain, unknown_name
 from subtoken_train.outputs import check_new, write_whole
 
 if TYPE_CHECKING:
-    from subtoken_train.datasets.image_sources import FolderImages
     from subtoken_train.datasets.records import InstructionRecords
-    from subtoken_train.evaluation.tasks.task import Sample, Task
 
 HELP = """Make a data set that recipes use, or check how much of a public one you have.
 
@@ -81,7 +79,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     _check_options(args)
     if args.name in _MADE:
-        _make(args, args.out or _MADE[args.name])
+        out = args.out or _MADE[args.name]
+        if args.name == "english":
+            from subtoken_train.datasets.english import write_english
+
+            write_english(out, overwrite=args.overwrite)
+        elif args.name == "samples":
+            from subtoken_train.datasets.known_files import write_samples
+
+            write_samples(out, overwrite=args.overwrite)
+        else:
+            check_range("--seed", args.seed, 0, MAX_SEED)
+            from subtoken_train.datasets.scene_files import write_scenes
+
+            write_scenes(out, train=args.train, dev=args.dev, test=args.test, seed=args.seed, overwrite=args.overwrite)
+        print(f"written to {out}")
     elif args.name in _MODELS:
         quiet_libraries()
         from subtoken_train.artifact.fetch import fetch_model
@@ -98,23 +110,6 @@ def run(args: argparse.Namespace) -> int:
         else:
             print(_check_wikitext103(args.root))
     return 0
-
-
-def _make(args: argparse.Namespace, out: str) -> None:
-    if args.name == "english":
-        from subtoken_train.datasets.english import write_english
-
-        write_english(out, overwrite=args.overwrite)
-    elif args.name == "samples":
-        from subtoken_train.datasets.known_files import write_samples
-
-        write_samples(out, overwrite=args.overwrite)
-    else:
-        check_range("--seed", args.seed, 0, MAX_SEED)
-        from subtoken_train.datasets.scene_files import write_scenes
-
-        write_scenes(out, train=args.train, dev=args.dev, test=args.test, seed=args.seed, overwrite=args.overwrite)
-    print(f"written to {out}")
 
 
 def _check_options(args: argparse.Namespace) -> None:
@@ -186,7 +181,16 @@ def check_images(records: InstructionRecords, missing_list: Path | None) -> str:
     from subtoken_train.datasets.image_sources import count_named, missing_images
 
     folders = records.compare_images()
-    print(*map(plain, _image_lines(folders, records.image_folder)), sep="\n")
+    width = max((len(folder.folder) for folder in folders), default=0)
+    lines = [f"images below {records.image_folder}:"]
+    for folder in folders:
+        missing = f"{len(folder.missing):,} missing" if folder.missing else "all there"
+        renamed = f", {folder.renamed:,} under another suffix" if folder.renamed else ""
+        lines.append(f"  {folder.folder or '.':<{width}}  {folder.named:>9,} named, {missing}{renamed}")
+        lines += [f"    {name}" for name in folder.missing[:_FIRST]]
+        more = len(folder.missing) - _FIRST
+        lines += [f"    ... and {more:,} more"] if more > 0 else []
+    print(*map(plain, lines), sep="\n")
     names = [name for folder in folders for name in folder.missing]
     if missing_list is not None:
         write_whole(missing_list, "".join(f"{name}\n" for name in names))
@@ -194,18 +198,6 @@ def check_images(records: InstructionRecords, missing_list: Path | None) -> str:
     if error := missing_images(folders, records.path, records.image_folder):
         raise error
     return f"complete: {len(records):,} records, {count_named(folders)}"
-
-
-def _image_lines(folders: Sequence[FolderImages], image_folder: Path) -> Iterator[str]:
-    width = max((len(folder.folder) for folder in folders), default=0)
-    yield f"images below {image_folder}:"
-    for folder in folders:
-        missing = f"{len(folder.missing):,} missing" if folder.missing else "all there"
-        renamed = f", {folder.renamed:,} under another suffix" if folder.renamed else ""
-        yield f"  {folder.folder or '.':<{width}}  {folder.named:>9,} named, {missing}{renamed}"
-        yield from (f"    {name}" for name in folder.missing[:_FIRST])
-        if len(folder.missing) > _FIRST:
-            yield f"    ... and {len(folder.missing) - _FIRST:,} more"
 
 
 def _check_task(name: str, root: Path | None, options: Sequence[str], limit: int | None = None) -> str:
@@ -229,7 +221,14 @@ def _check_task(name: str, root: Path | None, options: Sequence[str], limit: int
     if root is None and task.needs_files:
         return f"check a folder: subtoken-train data {name} --root DIR"
     samples = task.samples()
-    print(*map(plain, _sample_lines(task, samples)), sep="\n")
+    if samples:
+        images, kinds = sum(len(sample.images) for sample in samples), Counter(sample.kind for sample in samples)
+        shown = ", ".join(f"{kind} {count:,}" for kind, count in kinds.most_common(_KINDS))
+        more = f", and {len(kinds) - _KINDS} more" if len(kinds) > _KINDS else ""
+        name, asked = samples[0].id, samples[0].prompt
+        lines = [f"{task.source or task.name}: {len(samples):,} samples, {images:,} images", f"  kinds: {shown}{more}"]
+        lines.append(f"  first, {name!r}: {asked if len(asked) <= 300 else asked[:150] + ' ... ' + asked[-150:]!r}")
+        print(*map(plain, lines), sep="\n")
     check_complete(task, samples, limit)
     samples = samples[:limit]
     check_samples(task, samples)
@@ -239,18 +238,3 @@ def _check_task(name: str, root: Path | None, options: Sequence[str], limit: int
     if limit is not None:
         return f"enough for a limit of {limit:,}: {len(samples):,} samples"
     return f"complete: {len(samples):,} samples" if task.expected_rows else f"readable: {len(samples):,} samples"
-
-
-def _sample_lines(task: Task, samples: Sequence[Sample]) -> list[str]:
-    if not samples:
-        return []
-    images = sum(len(sample.images) for sample in samples)
-    kinds = Counter(sample.kind for sample in samples).most_common()
-    shown = ", ".join(f"{kind} {count:,}" for kind, count in kinds[:_KINDS])
-    more = f", and {len(kinds) - _KINDS} more" if len(kinds) > _KINDS else ""
-    asked = samples[0].prompt
-    return [
-        f"{task.source or task.name}: {len(samples):,} samples, {images:,} images",
-        f"  kinds: {shown}{more}",
-        f"  first, {samples[0].id!r}: {asked if len(asked) <= 300 else asked[:150] + ' ... ' + asked[-150:]!r}",
-    ]

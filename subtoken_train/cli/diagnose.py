@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,8 @@ from subtoken_train.errors import check_package, refuse
 from subtoken_train.outputs import check_place, new_folder
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from subtoken_train.engine.compressed_backbone import CompressedBackbone
     from subtoken_train.families.family import Family
     from subtoken_train.inference.arm_spec import ArmSpec
@@ -68,16 +70,22 @@ def run(args: argparse.Namespace) -> int:
     check_place(folder)
     backbone = spec.load("cpu").backbone
     prompts = _prompts(backbone.family, args.data, args.limit)
+    from subtoken_train.benchmarking.comparison import aligned_columns
+
     if args.eviction is None:
         table, note = _routers(backbone, prompts, folder)
     else:
         table, note = _eviction(backbone, spec, prompts, folder)
-    print(*table, sep="\n")
+    heads = [column.replace("_", " ") for column in table.columns]
+    cells = [[str(layer), *(f"{value:.3f}" for value in values)] for layer, *values in table.itertuples(index=False)]
+    print(*aligned_columns([heads, *cells]), sep="\n")
     print(f"{note}{', '.join(sorted(path.name for path in folder.iterdir()))} written to {folder}")
     return 0
 
 
-def _routers(backbone: CompressedBackbone, prompts: Iterator[Batch], folder: Path) -> tuple[list[str], str]:
+def _routers(backbone: CompressedBackbone, prompts: Iterator[Batch], folder: Path) -> tuple[pd.DataFrame, str]:
+    import pandas as pd
+
     from subtoken_train.evaluation.diagnostics import diagnose, draw_figures, layer_rows, write_tables
 
     diagnosis = diagnose(backbone, prompts)
@@ -86,14 +94,13 @@ def _routers(backbone: CompressedBackbone, prompts: Iterator[Batch], folder: Pat
     with new_folder(folder) as partial:
         write_tables(diagnosis, routing, partial)
         draw_figures(diagnosis, routing, partial)
-    rows = layer_rows(diagnosis, routing)
     note = f"Figure 1 shows these routers under a global budget; the adapter's own is {routing.budget}.\n"
-    return _table(rows[0]._fields, rows), "" if routing.budget == "global" else note
+    return pd.DataFrame(layer_rows(diagnosis, routing)), "" if routing.budget == "global" else note
 
 
 def _eviction(
     backbone: CompressedBackbone, spec: ArmSpec, prompts: Iterator[Batch], folder: Path
-) -> tuple[list[str], str]:
+) -> tuple[pd.DataFrame, str]:
     from subtoken_train.evaluation import eviction_diagnosis as watched
 
     compression = spec.compression()
@@ -102,10 +109,10 @@ def _eviction(
     with new_folder(folder) as partial:
         watched.write_eviction_tables(rows, partial)
         watched.draw_eviction(rows, compression.label, partial)
-    means, phases = watched.eviction_layers(rows)[PRINTED], watched.phase_correlation(rows)
+    phases = watched.phase_correlation(rows)
     kept = f"{compression.label}: what it would keep, beside what up to {NEW_TOKENS} tokens read of the whole cache."
     note = f"{kept}\nSparsity of prompt and generated tokens correlates over layers: {phases:.3f} (Pearson).\n"
-    return _table(list(means.columns), means.itertuples(index=False)), note
+    return watched.eviction_layers(rows)[PRINTED], note
 
 
 def _prompts(family: Family, data: str | None, limit: int) -> Iterator[Batch]:
@@ -124,10 +131,3 @@ def _prompts(family: Family, data: str | None, limit: int) -> Iterator[Batch]:
         yield batch
         done += len(batch.record_ids)
         show(done, total)
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[float]]) -> list[str]:
-    from subtoken_train.benchmarking.comparison import aligned_columns
-
-    cells = [[str(layer), *(f"{value:.3f}" for value in values)] for layer, *values in rows]
-    return aligned_columns([[column.replace("_", " ") for column in columns], *cells])

@@ -98,13 +98,13 @@ def _run_file(args: argparse.Namespace) -> int:
     runs = [_answer(arm, records, asked, args) for arm in arms]
     print("in %, 95 % interval; KV nominal before eviction; KV bytes of the dense cache; log_likelihood: nats a token")
     print(*map(plain, aligned_columns(score_rows([column_of(run) for run in runs]))), sep="\n")
-    for other in runs[1:]:
-        print(_difference(runs[0], other))
     for adapter, run in zip(adapters, runs, strict=True):
         print(f"{run['arm']}: {adapter or args.backbone}")
     if args.out:
         write_runs([written_run(run, data=Path(args.data).name) for run in runs], Path(args.out))
         print(f"records written to {args.out}")
+    for other in runs[1:]:
+        print(_difference(runs[0], other))
     return 0
 
 

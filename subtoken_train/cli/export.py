@@ -60,11 +60,14 @@ def run(args: argparse.Namespace) -> int:
     check_target(out, args.overwrite)
     check_place(out)
     quiet_libraries()
+    from peft import get_peft_model_state_dict
+
     from subtoken_train.artifact.config import read_config
-    from subtoken_train.artifact.folder import write_adapter, write_merged
+    from subtoken_train.artifact.folder import put_lora, write_adapter, write_merged
     from subtoken_train.artifact.hub import Destination, check_destination, check_published
     from subtoken_train.cli.recipe import RecipeCLI
     from subtoken_train.cli.run_plan import card_sections
+    from subtoken_train.engine.build import build
 
     cli: Any = None if source.recipe is None else RecipeCLI(recipe)
     destination = None
@@ -79,7 +82,13 @@ def run(args: argparse.Namespace) -> int:
     sections = card_sections(cli, parts, source.recipe, name, args.metrics, args.push_to_hub)
     sections = replace(sections, picture=source.picture())
     if args.merge_lora:
-        parts, peft_model = _with_weights(config, parts, peft_model)
+        loaded, loaded_peft = build(config.backbone, config.lora, config.reducer, config.routing, config.stage2)
+        for adapter in peft_model.peft_config:
+            tensors = get_peft_model_state_dict(peft_model, adapter_name=adapter, save_embedding_layers=False)
+            put_lora(loaded_peft, tensors, adapter)
+        if loaded.bank is not None and parts.bank is not None:
+            loaded.bank.load_state_dict(parts.bank.state_dict())
+        parts, peft_model = loaded, loaded_peft
         write_merged(out, config, parts, peft_model, args.overwrite, sections)
     else:
         write_adapter(out, config, parts, peft_model, args.overwrite, sections)
@@ -117,7 +126,7 @@ class Source:
     recipe: Path | None
 
     def picture(self) -> bytes | None:
-        """The picture of the training that an adapter folder holds; None where it holds none of ours."""
+        """Return the picture of the training that an adapter folder holds; None where it holds none of ours."""
         path = self.folder / PICTURE_FILE
         if not self.is_adapter or not path.is_file() or check_regular(path) > _MAX_PICTURE:
             return None
@@ -126,7 +135,7 @@ class Source:
 
 
 def find_source(path: Path) -> Source:
-    """The adapter or checkpoint that a path means: a run's adapter comes first, then its newest complete checkpoint."""
+    """Find the adapter or checkpoint that a path means: a run's adapter first, then its newest complete checkpoint."""
     if not path.is_dir():
         raise ValueError(f"{path} is not a folder; name a run (runs/NAME), one of its checkpoints, or an adapter")
     for adapter in (path, path / "adapter"):
@@ -172,20 +181,3 @@ def _read_parts(source: Source, cli: Any, backbone: str | None) -> tuple[Adapter
     steps, seed = read_marker(source.folder).step, cli.config.seed_everything
     config = adapter_config(module, module.family, {"name": source.recipe.parent.name, "steps": steps, "seed": seed})
     return config, module.parts, module.peft_model
-
-
-def _with_weights(
-    config: AdapterConfig, parts: CompressedBackbone, peft_model: PeftModel
-) -> tuple[CompressedBackbone, PeftModel]:
-    from peft import get_peft_model_state_dict
-
-    from subtoken_train.artifact.folder import put_lora
-    from subtoken_train.engine.build import build
-
-    loaded, loaded_peft = build(config.backbone, config.lora, config.reducer, config.routing, config.stage2)
-    for adapter in peft_model.peft_config:
-        tensors = get_peft_model_state_dict(peft_model, adapter_name=adapter, save_embedding_layers=False)
-        put_lora(loaded_peft, tensors, adapter)
-    if loaded.bank is not None and parts.bank is not None:
-        loaded.bank.load_state_dict(parts.bank.state_dict())
-    return loaded, loaded_peft

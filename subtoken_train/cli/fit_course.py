@@ -134,13 +134,13 @@ Courses = Mapping[str, Mapping[int, float]]
 
 
 def csv_parts(folder: Path) -> list[Path]:
-    """The CSV logs of a run, from its first part to its last resume."""
+    """List the CSV logs of a run, from its first part to its last resume."""
     found = (folder / LOGS).glob("csv*/metrics.csv")
     return sorted(found, key=lambda path: int(path.parent.name.removeprefix("csv").lstrip("-") or 1))
 
 
 def logged(folder: Path) -> dict[str, dict[int, float]]:
-    """Metric -> step -> value, over all parts of a run; where two parts made a step, the later one's."""
+    """Read metric -> step -> value from all parts of a run; where two parts made a step, the later one's."""
     course: dict[str, dict[int, float]] = {}
     for part in csv_parts(folder):
         check_regular(part)

@@ -21,7 +21,6 @@ from subtoken_train.errors import COLD, refuse
 from subtoken_train.outputs import check_place, whole_file
 
 if TYPE_CHECKING:
-    from subtoken_train.inference.arm_spec import ArmSpec
     from subtoken_train.inference.model import SubTokenModel
 
 LONG = 4096  # tokens of a prompt whose layers are counted while they run
@@ -47,14 +46,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--image", action="append", default=[], metavar="FILE", help=repeated)
     parser.add_argument("--prompt", metavar="TEXT", help="what to answer; - reads it from stdin")
     parser.add_argument("--raw", action="store_true", help="continue the text, without the model's chat template")
-    variables = """for its chat template, as '{"enable_thinking": false}'"""
+    variables = """arguments of the chat template, as '{"enable_thinking": false}'"""
     parser.add_argument("--chat-template-kwargs", metavar="JSON", help=variables)
     parser.add_argument("--prompts", metavar="FILE", help="JSON lines of prompts to answer; --output takes the answers")
     parser.add_argument("--output", metavar="FILE", help="where the answers to --prompts go, as JSON lines")
     together, outside = "prompts of --prompts to answer together (default: 1)", "allow image paths outside its folder"
     parser.add_argument("--batch-size", type=int, metavar="N", help=together)
     parser.add_argument("--images-outside-folder", action="store_true", help=f"--prompts: {outside}")
-    first = "a text prompt's first tokens that are compressed"
+    first = "compress only the first N tokens of a text prompt"
     parser.add_argument("--context-length", type=int, metavar="N", help=first)
     add_compression_options(parser)
     parser.add_argument("--max-new-tokens", type=int, default=64, help="cap on the answer in tokens (default: 64)")
@@ -78,8 +77,8 @@ def run(args: argparse.Namespace) -> int:
     from subtoken_train.engine.modes import watching_inputs
 
     prompt = sys.stdin.read().rstrip("\n") if args.prompt == "-" else args.prompt
-    model = _load(args, arm)
-    layers = _layers(args.show_layers, model) if args.show else []
+    model = arm.load(args.device)
+    layers = _drawn_layers(args.show_layers, model) if args.show else []
     inputs: dict[str, Any] = model.inputs(prompt, images, raw=args.raw, chat_template_kwargs=_variables(args))
     sampling = {"do_sample": True, "temperature": args.temperature} if args.temperature > COLD else {"do_sample": False}
     streamer = TextStreamer(model.tokenizer, skip_prompt=True, skip_special_tokens=True)
@@ -103,19 +102,6 @@ def run(args: argparse.Namespace) -> int:
             picture.save(temporary, "PNG")
         print(f"kept and dropped visual tokens of layers {', '.join(map(str, layers))} drawn in {args.show}")
     return 0
-
-
-def _load(args: argparse.Namespace, arm: ArmSpec) -> SubTokenModel:
-    from subtoken_train.evaluation.picture import check_drawable, check_places
-
-    model = arm.load(args.device)
-    if args.show:
-        family = model.backbone.family
-        words = f"--show draws visual tokens, but {family.name} has none; leave it out"
-        refuse((family.image_token_id is None, words))
-        check_drawable(family)
-        check_places(model.backbone)
-    return model
 
 
 def _check_prompt(args: argparse.Namespace) -> None:
@@ -146,8 +132,13 @@ def _variables(args: argparse.Namespace) -> dict[str, Any]:
     return read
 
 
-def _layers(text: str | None, model: SubTokenModel) -> list[int]:
-    depth = model.backbone.family.shape.num_layers
+def _drawn_layers(text: str | None, model: SubTokenModel) -> list[int]:
+    from subtoken_train.evaluation.picture import check_drawable, check_places
+
+    family, depth = model.backbone.family, model.backbone.family.shape.num_layers
+    refuse((family.image_token_id is None, f"--show draws visual tokens, but {family.name} has none; leave it out"))
+    check_drawable(family)
+    check_places(model.backbone)
     if text is None:
         return sorted({0, depth // 2, depth - 1})
     parts = [part.strip() for part in text.split(",")]

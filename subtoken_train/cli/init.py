@@ -36,7 +36,7 @@ _ASKED = "local_text/test.jsonl"
 _KINDS = ("image", "question", "answer")
 _OTHERWISE = {
     False: "a real model for a laptop: {there}--backbone checkpoints/smollm2 --overwrite",
-    True: "it has seen drawn digits alone, so what it says of photos means nothing; models that see them need a GPU",
+    True: "it was trained on drawn digits only: its answers about photos mean nothing; models for photos need a GPU",
 }
 """Lines on the embedded models of texts and of images."""
 
@@ -80,30 +80,28 @@ def run(args: argparse.Namespace) -> int:
     content, notes = own_recipe(data, chosen, args.folder, out, name)
     tokenizer = chat_tokenizer(chosen.path)
     recipe, anchor = out / f"{name}.yaml", out / f"{name}_anchor.yaml"
+    files: dict[str, Any] = dict(data.splits)
+    if data.kind == "conversations":
+        files[_ASKED] = [_question(row, number, tokenizer) for number, row in enumerate(data.splits["test"])]
     with whole_folder(out, args.overwrite, kind) as partial:
-        for file, text in _records(data, tokenizer).items():
-            (partial / file).parent.mkdir(exist_ok=True)
-            (partial / file).write_text(text, encoding="utf-8")
+        for file, rows in files.items():
+            if data.kind == "images":
+                path, text = partial / f"{file}.json", json.dumps(rows, indent=1, ensure_ascii=False)
+            else:
+                path = (partial / file).with_suffix(".jsonl")
+                text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
         written = partial / recipe.name
         written.write_text(own_recipe_text(content, chosen, recipe, args.folder), encoding="utf-8")
         (partial / anchor.name).write_text(anchor_text(written, anchor), encoding="utf-8")
     trained = [run for run in (f"runs/{name}", f"runs/{name}_anchor") if Path(run).exists()]
     print(*_said(args.folder, out, data, chosen), *notes, sep="\n")
     if trained:
-        again = "train both again, with --overwrite as below"
-        print(f"{' and '.join(trained)} may have been trained on other data: {again}")
+        print(f"{' and '.join(trained)} may have been trained on other data: train both again, with --overwrite")
     following = _next(data, args.folder, recipe, name, ["--overwrite"] if trained else [], tokenizer)
     print("\nwhat follows:", *(f"  {shell_words(*line)}" for line in following), sep="\n")
     return 0
-
-
-def _records(data: OwnData, tokenizer: Any) -> dict[str, str]:
-    if data.kind == "images":
-        return {f"{split}.json": json.dumps(rows, indent=1, ensure_ascii=False) for split, rows in data.splits.items()}
-    files = {f"{split}.jsonl": rows for split, rows in data.splits.items()}
-    if data.kind == "conversations":
-        files[_ASKED] = [_question(row, number, tokenizer) for number, row in enumerate(data.splits["test"])]
-    return {name: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows) for name, rows in files.items()}
 
 
 def _question(row: dict[str, Any], number: int, tokenizer: Any) -> dict[str, Any]:
@@ -133,7 +131,7 @@ def _said(folder: Path, out: Path, data: OwnData, chosen: Chosen) -> list[str]:
         f"{out}: {counts}, recipe and anchor",
         f"backbone {chosen.path}: {chosen.why}",
         "to use another one: --backbone NAME --overwrite, with a Hub id, a folder, or one of these",
-        borne(data.kind == "images"),
+        borne(data),
         *([_OTHERWISE[data.kind == "images"].format(there=there)] if chosen.is_embedded else []),
         *without_gpu(data.kind == "images"),
     ]

@@ -54,35 +54,40 @@ class Chosen:
         return self.name in EMBEDDED.values()
 
 
-def _backbone_names(sees: bool) -> list[str]:
-    return [name for name, (_, of_images) in _templates().items() if of_images == sees]
-
-
 @cache
-def _step_bytes(path: Path) -> int | None:
-    """Peak memory of a shipped recipe's step, predicted; None where its backbone's folder is not on this machine."""
+def _needs(name: str, samples: int) -> tuple[int, str] | None:
+    """Bytes of a step on a backbone, and they and the longest time in words; None where its folder is not here."""
     from subtoken_train.cli.recipe import RecipeCLI
-    from subtoken_train.cli.run_plan import plan_of_recipe
+    from subtoken_train.cli.run_plan import on_gpus, plan_of_recipe
 
+    recipe = read_yaml(path := _templates()[name][0])
+    steps = _wanted_steps(samples, recipe["data"]["batch_size"] * recipe["trainer"].get("accumulate_grad_batches", 1))
     try:
-        return plan_of_recipe(RecipeCLI(["--config", str(path)])).memory
+        plan = plan_of_recipe(RecipeCLI(["--config", str(path), "--trainer.max_steps", str(steps)]))
     except ValueError:
         return None
+    assert plan.memory is not None
+    assert plan.flops is not None
+    time = on_gpus((plan.flops[1], plan.flops[1]), "", gpus=["H100"]).strip()
+    return plan.memory, f"{name} {plan.memory / 2**30:.1f} ({time})"
 
 
-def borne(sees: bool) -> str:
+def borne(data: OwnData) -> str:
     """Return one line: the backbones by the memory of their step, those that this machine has room for first."""
+    sees, samples = data.kind == "images", len(data.splits["train"])
+    if data.kind == "texts":
+        samples = sum(map(len, said(data, "train"))) // (4 * _BLOCK["block_length"])
     if torch.cuda.is_available():
         room, where = max(torch.cuda.mem_get_info(i)[1] for i in range(torch.cuda.device_count())), "GPU"
     else:
         room, where = machine_memory(), "memory, no GPU"
-    sizes = {name: _step_bytes(_templates()[name][0]) for name in _backbone_names(sees)}
-    known = sorted((size, name) for name, size in sizes.items() if size is not None)
-    said = []
+    needs = (_needs(name, samples) for name, (_, of_images) in _templates().items() if of_images == sees)
+    known = sorted(filter(None, needs))
+    parts = [f"memory of a step in GiB, of {room / 2**30:.0f} here ({where}), and time on one H100 at most"]
     for word, fits in (("enough for", True), ("too little for", False)):
-        if names := [f"{name} {size / 2**30:.1f}" for size, name in known if (size <= room) == fits]:
-            said.append(f"{word}: {', '.join(names)}")
-    return f"memory of a step in GiB, of {room / 2**30:.0f} here ({where}); {'; '.join(said)}"
+        if those := [text for size, text in known if (size <= room) == fits]:
+            parts.append(f"{word}: {', '.join(those)}")
+    return "; ".join(parts)
 
 
 def without_gpu(sees: bool) -> list[str]:
@@ -142,7 +147,8 @@ def _named(given: str, sees: bool) -> Chosen:
         by_path = {_same(read_yaml(file)["model"]["backbone"]["path"]): name for name, (file, _) in templates.items()}
         name, path = by_path.get(_same(given)) or _of_its_family(given), given
     data, other = ("images", "reads texts alone") if sees else ("texts without images", "is for images")
-    words = f"your data are {data}, and backbone {given!r} {other}; use one of {', '.join(_backbone_names(sees))}"
+    fitting = ", ".join(each for each, (_, of_images) in templates.items() if of_images == sees)
+    words = f"your data are {data}, and backbone {given!r} {other}; use one of {fitting}"
     refuse((templates[name][1] != sees, words))
     chosen = _taken(name, "as you said", path)
     check_fetched(chosen.path)
@@ -160,8 +166,7 @@ def _of_its_family(given: str) -> str:
 
     wanted = family_class(BackboneConfig(given))
     own = (*EMBEDDED.values(), LAPTOP)
-    published = {name: file for name, (file, _) in _templates().items() if name not in own}
-    paths = {name: read_yaml(file)["model"]["backbone"]["path"] for name, file in published.items()}
+    paths = {n: read_yaml(file)["model"]["backbone"]["path"] for n, (file, _) in _templates().items() if n not in own}
     return next(name for name, path in paths.items() if family_class(BackboneConfig(path)) is wanted)
 
 
@@ -178,13 +183,13 @@ def _tokenizer_at_hand(path: str) -> Any:
 
 
 def chat_tokenizer(path: str) -> Any:
-    """The tokenizer of a folder that has a chat template; None for every other backbone."""
+    """Load the tokenizer of a folder that has a chat template; None for every other backbone."""
     tokenizer = _tokenizer_at_hand(path)
     return tokenizer if tokenizer is not None and tokenizer.chat_template else None
 
 
 def longest_record(data: OwnData, chosen: Chosen) -> tuple[int, int]:
-    """Tokens of the longest record, images included, and the positions of the embedded backbone; no image is opened."""
+    """Return the longest record's tokens, images included, and the embedded model's positions; opens no image."""
     config = BackboneConfig(chosen.path)
     family = with_processor(layout_family(config), config)
     positions, longest, blank = position_bound(family.decoder.config) or MAX_TOKENS, 0, Image.new("RGB", (1, 1))
@@ -200,11 +205,12 @@ def longest_record(data: OwnData, chosen: Chosen) -> tuple[int, int]:
 
 
 EPOCHS, LEAST_STEPS, WARMUP_SHARE = 3, 60, 0.05
-_VALIDATIONS = 4
 _BLOCK = {"block_length": 2048, "context_length": 1024, "prefix_tokens": 64}  # of a recipe, or of chats
 _EMBEDDED_BLOCK = {"block_length": 640, "context_length": 512, "prefix_tokens": 16}
-_HALVINGS = 2
-"""Times that a block is halved where there is little text."""
+
+
+def _wanted_steps(samples: int, per_step: int) -> int:
+    return max(LEAST_STEPS, math.ceil(EPOCHS * samples / per_step))
 
 
 def own_recipe(data: OwnData, chosen: Chosen, folder: Path, out: Path, name: str) -> tuple[dict[str, Any], list[str]]:
@@ -229,22 +235,22 @@ def own_recipe(data: OwnData, chosen: Chosen, folder: Path, out: Path, name: str
     band["batch_size"] = min(band["batch_size"], samples)
     accumulate = min(trainer.get("accumulate_grad_batches", 1), samples // band["batch_size"])
     per_step = band["batch_size"] * accumulate
-    wanted, most = max(LEAST_STEPS, math.ceil(EPOCHS * samples / per_step)), trainer["max_steps"]
+    wanted, most = _wanted_steps(samples, per_step), trainer["max_steps"]
     steps = min(wanted, most)
     cut = f", the most that the shipped recipe takes; {EPOCHS} passes are {wanted:,}" if wanted > most else ""
     passes = steps * per_step / samples
     cut = f", {passes:.1f} passes over the {samples:,} there are{cut}" if passes > 1 else cut
     logs = min(10, samples // band["batch_size"])
     trainer |= {"max_steps": steps, "accumulate_grad_batches": accumulate, "log_every_n_steps": logs}
-    trainer |= {"val_check_interval": max(1, steps * accumulate // _VALIDATIONS), "check_val_every_n_epoch": None}
+    trainer |= {"val_check_interval": max(1, steps * accumulate // 4), "check_val_every_n_epoch": None}
     if chosen.name == LAPTOP:
         trainer["accelerator"] = "auto"
     content["model"]["optimizer"]["warmup_steps"] = max(1, round(WARMUP_SHARE * steps))
-    return {**content, "data": band}, [f"{steps:,} steps of {per_step:,} records{cut}", *lengths]
+    return {**content, "data": band}, [f"{steps:,} steps of {per_step:,} record{'s' * (per_step > 1)}{cut}", *lengths]
 
 
 def own_recipe_text(content: dict[str, Any], chosen: Chosen, path: Path, data: Path) -> str:
-    """The file, with what one may want to know on top."""
+    """Write the recipe's file, with what one may want to know on top."""
     header = (
         f"# {shell_words(data, 'on', chosen.path)}, with the settings of the shipped recipe of {chosen.name}\n"
         "# yaml-language-server: $schema=recipe.schema.json\n"
@@ -275,7 +281,7 @@ def _text_band(data: OwnData, chosen: Chosen, out: Path) -> tuple[dict[str, Any]
         tokens[key] = sum(map(len, ids)) if ids is not None else sum(map(len, each)) // 4
     shipped = chosen.recipe["data"]
     sizes = {key: shipped[key] if "block_length" in shipped else size for key, size in _EMBEDDED_BLOCK.items()}
-    for _ in range(_HALVINGS):
+    for _ in range(2):  # where there is little text
         if tokens["train"] >= 2 * sizes["block_length"] and tokens["val"] >= sizes["block_length"]:
             break
         sizes = {key: size // 2 for key, size in sizes.items()}
@@ -288,12 +294,11 @@ def _text_band(data: OwnData, chosen: Chosen, out: Path) -> tuple[dict[str, Any]
 
 def _chat_sizes(data: OwnData, chosen: Chosen) -> dict[str, int]:
     """Sizes that cut no chat which the backbone has positions for; the usual ones where its template is not at hand."""
-    sizes = dict(_BLOCK)
     if chat_tokenizer(chosen.path) is None:
-        return sizes
+        return dict(_BLOCK)
     config = BackboneConfig(chosen.path)
     family = with_processor(layout_family(config), config)
-    limits = ChatLimits(position_bound(family.decoder.config) or MAX_TOKENS, MAX_TOKENS, sizes["prefix_tokens"])
+    limits = ChatLimits(position_bound(family.decoder.config) or MAX_TOKENS, MAX_TOKENS, _BLOCK["prefix_tokens"])
     numbered = [each for split in data.splits.values() for each in enumerate(split)]
     rows = [{"name": f"record {record_id(row, number)!r}", "conversation": json.dumps(row)} for number, row in numbered]
     chats = list(iterate_chats(rows, family, limits))
@@ -306,7 +311,7 @@ _SOURCES = {"train": "train", "val": "dev"}
 
 
 def said(data: OwnData, split: str) -> list[str]:
-    """The texts of a split."""
+    """Return the texts of a split."""
     rows = data.splits[split]
     if data.kind == "texts":
         return [row["text"] for row in rows]

@@ -45,7 +45,7 @@ HELP_OPTIONS = ("-h", "--help")
 
 
 def overview() -> str:
-    """The text of ``subtoken-train --help``."""
+    """Return the text of ``subtoken-train --help``."""
     width = max(map(len, COMMANDS))
     rows = "\n".join(f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items())
     return (

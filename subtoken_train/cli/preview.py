@@ -42,7 +42,7 @@ def run_raw(argv: list[str]) -> int:
 
 
 def sample_lines(batch: Batch, tokenizer: Any) -> Iterator[str]:
-    """The samples of a batch, padding left out, each with its counts and a line per run of tokens."""
+    """Write the samples of a batch, padding left out, each with its counts and a line per run of tokens."""
     from subtoken_train.functional.objective import IGNORE_INDEX
 
     ids_BN, regions_BN = batch.input_ids_BN.tolist(), batch.regions_BN.tolist()

@@ -41,7 +41,7 @@ from subtoken_train.training.panels.midway_scores import (
 from subtoken_train.training.panels.per_layer import RoutingPanel, SilentTensors, TrainedPanel
 from subtoken_train.training.panels.run_progress import BarProgress, LineProgress, LogRecipe
 from subtoken_train.training.panels.throughput import Throughput
-from subtoken_train.training.preflight import check_cpus, check_devices
+from subtoken_train.training.preflight import check_devices
 from subtoken_train.training.run_checkpoints import RandomState, RunCheckpoints
 from subtoken_train.training.run_folder import has_work, requeued_with_work
 from subtoken_train.training.strategies import PRESETS
@@ -191,7 +191,6 @@ class RecipeCLI:
         settings.logger = run_loggers(settings.logger, self.output_dir, self.replaces)
         plain = settings.strategy in (None, "auto", "ddp")
         settings.strategy = self.strategy if plain else build_parts("strategy", settings.strategy, **PRESETS)[0]
-        check_cpus(settings.devices, settings.accelerator)
         check_devices(settings.devices, settings.accelerator)
         settings.plugins = [AtomicCheckpointIO()]
         try:
@@ -251,7 +250,7 @@ def _plain(value: Any) -> Any:
 
 
 def midway_evaluator(config: EvaluationConfig, attention: str) -> Evaluate:
-    """A function from a backbone to mean scores on the ``evaluation`` band: ``accuracy``, and each kind's."""
+    """Return a function from a backbone to mean scores on the ``evaluation`` band: ``accuracy``, and each kind's."""
     _check_attention(attention)
     records = InstructionRecords(config.data, config.image_folder, config.images_outside_folder)
 
@@ -275,7 +274,7 @@ _LAST = {"epoch": 3, "weight_norm": 3, "gradient_norm": 4}
 
 
 def tensorboard_tag(name: str) -> str:
-    """A metric's name as TensorBoard's first page wants it, which sorts tags and opens the first two groups alone."""
+    """Rename a metric for TensorBoard's first page, which sorts tags and opens the first two groups alone."""
     return f"1_overview/{name}" if name in OVERVIEW else f"{_LAST.get(name.partition('/')[0], 2)}_{name}"
 
 
@@ -283,12 +282,12 @@ class SortedTensorBoard(TensorBoardLogger):
     """TensorBoard's log, under tags that sort by what is looked at first; other loggers have the plain names."""
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Log under ``tensorboard_tag``."""
+        """Log metrics under ``tensorboard_tag``."""
         super().log_metrics({tensorboard_tag(name): value for name, value in metrics.items()}, step)
 
 
 def run_loggers(given: Any, folder: Path, anew: bool) -> list[Logger]:
-    """Loggers below ``folder``/logs, and the given ones; a later part logs into ``csv-2``, unless ``anew``."""
+    """Return loggers below ``folder``/logs, and the given ones; a later part logs into ``csv-2``, unless ``anew``."""
     if given is False:
         return []
     names = (f"csv-{number}" if number > 1 else "csv" for number in count(1))

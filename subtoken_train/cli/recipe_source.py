@@ -228,4 +228,4 @@ def _type_words(schema: dict[str, Any]) -> str:
     if "enum" in schema:
         return ", ".join("null" if each is None else str(each) for each in schema["enum"])
     kinds = schema.get("type", "any")
-    return " or ".join(_WORDS.get(kind, kind) for kind in ([kinds] if isinstance(kinds, str) else kinds))
+    return " or ".join({_WORDS.get(kind, kind): 1 for kind in ([kinds] if isinstance(kinds, str) else kinds)})

@@ -33,7 +33,6 @@ from subtoken_train.resources import (
 
 if TYPE_CHECKING:
     from subtoken_train.cli.recipe import RecipeCLI
-    from subtoken_train.reducers.base import Reducer
 
 HELP = """The recipes that ship with the package: commented YAML files, and names made of a file and a few settings.
 
@@ -127,6 +126,9 @@ def anchor_settings(cli: RecipeCLI) -> dict[str, Any]:
     Where the lower layers stay whole, or something is stored once per sample, it is solved from the ledger of one
     prompt.
     """
+    from subtoken_train.reducers.base import matched_reducer
+    from subtoken_train.training.preflight import lay_out, nominal_prompt
+
     module = cli.model
     routing, reducer = module.routing_config, module.reducer_config
     if routing is None:
@@ -141,7 +143,11 @@ def anchor_settings(cli: RecipeCLI) -> dict[str, Any]:
         (reducer.name == "none", f"{tokens}; choose its reducer with --model.reducer.name"),
     )
     reducer.check_anchor()
-    anchor = _matched(cli)
+    budget, layers, before = routing.token_budget, 1, 1
+    if reducer.stage == "decoder" or budget.stores_fill:  # depth and a prompt's length matter
+        parts = lay_out(module)
+        layers, before = parts.family.shape.num_layers, nominal_prompt(parts.family, cli.datamodule).tokens
+    anchor = matched_reducer(reducer, budget, layers, before)
     settings: dict[str, Any] = {"output_dir": f"{cli.output_dir}{SUFFIX}"}
     settings |= {f"model.reducer.{key}": getattr(anchor, key) for key in ("keep_ratio", "round_up", "matches")}
     if routing.value_gate:
@@ -156,22 +162,8 @@ def anchor_settings(cli: RecipeCLI) -> dict[str, Any]:
     return settings
 
 
-def _matched(cli: RecipeCLI) -> Reducer:
-    """Return the anchor's reducer; a backbone is only laid out where its depth or a prompt's length matters."""
-    from subtoken_train.reducers.base import matched_reducer
-    from subtoken_train.training.preflight import lay_out, nominal_prompt
-
-    routing, reducer = cli.model.routing_config, cli.model.reducer_config
-    assert routing is not None
-    budget, layers, tokens = routing.token_budget, 1, 1
-    if reducer.stage == "decoder" or budget.stores_fill:
-        parts = lay_out(cli.model)
-        layers, tokens = parts.family.shape.num_layers, nominal_prompt(parts.family, cli.datamodule).tokens
-    return matched_reducer(reducer, budget, layers, tokens)
-
-
 def anchor_words(argv: list[str]) -> list[str]:
-    """The command line that trains the anchor of a command line's recipe."""
+    """Return the command line that trains the anchor of a command line's recipe."""
     from subtoken_train.cli.recipe import RecipeCLI
 
     settings = anchor_settings(RecipeCLI(read_source(argv)))
@@ -181,7 +173,7 @@ def anchor_words(argv: list[str]) -> list[str]:
 
 
 def anchor_text(source: Path, target: Path) -> str:
-    """The recipe of the anchor of ``source``, as a file that will lie at ``target``."""
+    """Write the recipe of the anchor of ``source``, as a file that will lie at ``target``."""
     content = read_recipe(source)
     quiet_libraries()
     from subtoken_train.cli.recipe import RecipeCLI

@@ -28,7 +28,7 @@ matched token-only anchor, sample by sample. The HTML page is a single file."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("results", nargs="+", metavar="RESULTS", help="results folders (ARM/TASK/manifest.json)")
+    parser.add_argument("results", nargs="+", metavar="RESULTS", help="results or run folders (ARM/TASK/manifest.json)")
     parser.add_argument("--out", metavar="DIR", help="folder for the files (default: report in the first RESULTS)")
     parser.add_argument("--overwrite", action="store_true", help="replace files that are there")
     all_files = ",".join(FILES)
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         check_word("format", name, FILES)
     if "html" in formats:
         check_package("matplotlib", "report", FILES["html"], "write the others: --format markdown,csv,latex")
-    folders = [Path(name) for name in args.results]
+    folders = [path / "compare" if (path / "compare/grid.yaml").is_file() else path for path in map(Path, args.results)]
     if empty := [folder for folder in folders if not any(folder.glob("*/*/manifest.json"))]:  # before heavy imports
         raise ValueError(f"{empty[0]} holds no results; make them first: subtoken-train evaluate --out {empty[0]} ...")
     out = Path(args.out) if args.out else folders[0] / "report"
@@ -82,7 +82,7 @@ def write_report(
 
 
 def print_summary(report: Report) -> None:
-    """A table of all arms, and what is wrong with any of them."""
+    """Print a table of all arms, and what is wrong with any of them."""
     from subtoken_train.benchmarking.comparison import aligned_columns
     from subtoken_train.evaluation.reporting.report import NOTHING, measured_text, nominal_text
     from subtoken_train.evaluation.reporting.score_tables import MEANS, Estimate

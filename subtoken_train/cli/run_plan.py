@@ -89,7 +89,11 @@ class RunPlan:
             yield f"compute    not known: {self.work}"
         else:
             yield f"compute    {_span(self.flops, '{:.1e}'.format)} FLOPs: {self.work}"
-            yield f"time       {self._time_words(self.flops)}"
+            time = f"{on_gpus(self.flops)}, at {UTILISATION:.0%} of the bf16 peak (docs/launch.md)"
+            time = "on a CPU; 'subtoken-train check' measures the pace of small models" if self.on_cpu else time
+            if self.seconds is not None:
+                time = f"{about(self.seconds)} on this machine, at the pace that was measured now"
+            yield f"time       {time}"
             if not self.on_cpu:
                 yield f"on eight   {on_gpus(self.flops, 'of 8 {}s', 1 / 8)}, if they share it evenly"
                 if price is not None:
@@ -102,13 +106,6 @@ class RunPlan:
             yield f"disk       {size_words(sum(size for _, size in self.disk))} at most: {parts}"
         for what, size, how in self.missing:
             yield f"missing    {what} ({'size not known here' if size is None else size_words(size)}): {how}"
-
-    def _time_words(self, flops: tuple[float, float]) -> str:
-        if self.seconds is not None:
-            return f"{about(self.seconds)} on this machine, at the pace that was measured now"
-        if self.on_cpu:
-            return "on a CPU; 'subtoken-train check' measures the pace of small models"
-        return f"{on_gpus(flops)}, at {UTILISATION:.0%} of the bf16 peak (docs/launch.md)"
 
     def _fits(self) -> str:
         if self.on_cpu:
@@ -324,14 +321,16 @@ def memory_lines(estimate: MemoryEstimate, step: Step) -> Iterator[str]:
 
 def training_lines(parts: CompressedBackbone) -> Iterator[str]:
     """Yield the table of trained tensors, and how much stays frozen."""
-    lora, frozen = preflight.lora_groups(parts), preflight.frozen_group(parts)
-    first_stage = preflight.lora_groups(parts, trained=False)
-    groups = preflight.trained_groups(parts)
-    trained = _sum_of("trained", groups)
+    lora, first_stage = preflight.lora_groups(parts), preflight.lora_groups(parts, trained=False)
+    bank, frozen = parts.bank, preflight.count_group("frozen", parts.parameters(), trained=False)
+    routers = []
+    if bank is not None and bank.learned:
+        routers = [preflight.count_group(f"routers ({bank.config.selector})", bank.parameters(), trained=True)]
+    trained = _sum_of("trained", [*lora, *routers])
     together = [_sum_of("LoRA together", lora)] if len(lora) > 1 else []
     of_frozen = [_sum_of("of it stage 1's LoRA", first_stage)] if first_stage else []
     yield f"{'':<22}{'tensors':>8}{'parameters':>16}"
-    for group in (*lora, *together, *groups[len(lora) :], trained, frozen, *of_frozen):
+    for group in (*lora, *together, *routers, trained, frozen, *of_frozen):
         yield f"{group.name:<22}{group.tensors:>8,}{group.parameters:>16,}"
     yield f"trained share {100 * trained.parameters / (trained.parameters + frozen.parameters):.6g} %"
 

@@ -37,21 +37,21 @@ _OPTIONS: tuple[tuple[str, Any, str | None, str], ...] = (
     ("--name", None, "NAME", "what requests call the model (default: its folder's name)"),
     ("--port", 8000, "N", "default: 8000"),
     ("--host", "127.0.0.1", "ADDRESS", "default: 127.0.0.1, this machine only"),
-    ("--api-key-file", None, "FILE", "file of keys, one a line, of which requests bring one (default: none)"),
-    ("--contexts-per-key", False, None, "a request finds contexts that came with its own key alone"),
-    ("--allow-origin", [], "ORIGIN", "of pages in a browser; repeatable, or *"),
+    ("--api-key-file", None, "FILE", "file of keys, one a line; a request must bring one (default: no keys)"),
+    ("--contexts-per-key", False, None, "a request finds only contexts that came with its own key"),
+    ("--allow-origin", [], "ORIGIN", "address of web pages that may ask; repeatable, or *"),
     ("--allow-eviction", None, "NAMES", "evictions that a request may choose, as knorm,none (default: none of them)"),
-    ("--allow-keep", None, "LOW,HIGH", "shares that it may keep then (default: 0,1)"),
+    ("--allow-keep", None, "LOW,HIGH", "shares that a request may choose to keep (default: 0,1)"),
     ("--contexts", None, "FOLDER", "saved contexts that a request may name: FOLDER/NAME.safetensors"),
-    ("--context-memory", "1GB", "BYTES", "contexts held between requests (default: 1GB)"),
-    ("--queue", 64, "N", "requests held at a time (default: 64)"),
+    ("--context-memory", "1GB", "BYTES", "memory for contexts between requests (default: 1GB)"),
+    ("--queue", 64, "N", "requests that may run or wait (default: 64)"),
     ("--batch", 64, "N", "answers that are made together (default: 64)"),
-    ("--answer-memory", "4GB", "BYTES", "caches of the answers that are made together (default: 4GB)"),
-    ("--timeout", 120.0, "SECONDS", "for one request (default: 120)"),
+    ("--answer-memory", "4GB", "BYTES", "memory for the caches of running answers (default: 4GB)"),
+    ("--timeout", 120.0, "SECONDS", "time limit of one request (default: 120)"),
     ("--max-new-tokens", 512, None, "cap on an answer in tokens (default: 512)"),
-    ("--max-body", "20MB", "BYTES", "size of a request (default: 20MB)"),
-    ("--max-images", 4, "N", "images of a request (default: 4)"),
-    ("--max-image-pixels", 25_000_000, "N", "of each image (default: 25000000)"),
+    ("--max-body", "20MB", "BYTES", "largest request (default: 20MB)"),
+    ("--max-images", 4, "N", "most images in a request (default: 4)"),
+    ("--max-image-pixels", 25_000_000, "N", "most pixels of an image (default: 25000000)"),
 )
 """Flags with their defaults, the words for a value, and help; a number's default says its type."""
 
@@ -86,7 +86,11 @@ def run(args: argparse.Namespace) -> int:
     if not settings.keys and settings.hosts == ("*",):
         words = f"--host {args.host} without --api-key-file: whoever reaches it is answered"
         warnings.warn(words, SubTokenWarning, stacklevel=2)
-    devices, say = args.device.split(","), partial(_say, settings.name)
+    devices = args.device.split(",")
+
+    def say(url: str) -> None:
+        print(f"{url} serves {settings.name!r} (Ctrl-C ends it)", flush=True)
+
     if len(devices) > 1:
         serve_on(devices, partial(_server, args), args.host, args.port, say)
         return 0
@@ -114,10 +118,6 @@ def _server(args: argparse.Namespace, device: str) -> ChatServer:
     if model.device.type == "cpu":
         native.library()  # compiled before the first answer
     return ChatServer(Answerer(model, spec, _limits(args), store), _settings(args))
-
-
-def _say(name: str, url: str) -> None:
-    print(f"{url} serves {name!r} (Ctrl-C ends it)", flush=True)
 
 
 def _limits(args: argparse.Namespace) -> Limits:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from subtoken_train.cli.command_line import FLAGS, hourly_price
 from subtoken_train.cli.recipe_source import read_recipe, read_source
 from subtoken_train.cli.terminal import quiet_libraries
-from subtoken_train.errors import plain, shell_words
+from subtoken_train.errors import at_place, plain, shell_words
 from subtoken_train.resources import named_recipe
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class SweepRun:
     overrides: tuple[tuple[str, str], ...] = ()
 
     def fit_arguments(self) -> list[str]:
-        """``fit --config ... --KEY=VALUE ... --output_dir=...``."""
+        """Return ``fit --config ... --KEY=VALUE ... --output_dir=...`` as a list."""
         configs = [word for path in self.configs for word in ("--config", path)]
         return ["fit", *configs, *(f"--{key}={value}" for key, value in self.overrides), f"--output_dir={self.folder}"]
 
@@ -131,11 +131,9 @@ def _plan_lines(fits: Fits, price: float | None) -> list[str]:
         return [f"{head}: nothing to do"]
     lines, each = [head], list["RunPlan"]()
     for one, source in zip(fits.runs, sources, strict=True):
-        try:
+        with at_place(f"{one.name}: "):
             cli = RecipeCLI(source)
             needs = plan_of_recipe(cli)
-        except ValueError as error:
-            raise ValueError(f"{one.name}: {error}") from None
         if one.finished and read_recipe(one.folder / "recipe.yaml") != cli.resolved():
             raise ValueError(f"{one.folder} holds a finished run of another recipe; choose another --output_dir")
         each.append(needs)
@@ -184,7 +182,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9.,=+_\-]+")
 
 
 def sweep_runs(configs: Sequence[str], settings: Sequence[str], folder: Path) -> list[SweepRun]:
-    """Every combination of the settings' values (``KEY=A,B`` each), the last key changing fastest."""
+    """List every combination of the settings' values (``KEY=A,B`` each), the last key changing fastest."""
     axes = dict[str, list[str]]()
     for setting in settings:
         key, values = parse_setting(setting)
@@ -205,7 +203,7 @@ def sweep_runs(configs: Sequence[str], settings: Sequence[str], folder: Path) ->
 
 
 def parse_setting(setting: str) -> tuple[str, list[str]]:
-    """``KEY=A,B`` as the key and its values; commas inside brackets or braces separate nothing."""
+    """Split ``KEY=A,B`` into the key and its values; commas inside brackets or braces separate nothing."""
     key, equals, text = setting.partition("=")
     key = key.strip().removeprefix("--")
     values, depth = [""], 0
@@ -224,7 +222,7 @@ def parse_setting(setting: str) -> tuple[str, list[str]]:
 
 
 def slurm_script(runs: Sequence[SweepRun], folder: Path, name: str) -> str:
-    """An sbatch script whose array has one task per run; partition, GPUs and time are the user's to add."""
+    """Write an sbatch script whose array has one task per run; partition, GPUs and time are the user's to add."""
     commands = (shell_words("subtoken-train", *one.fit_arguments()) for one in runs)
     tasks = "\n".join(f"  {number}) exec srun {command} ;;" for number, command in enumerate(commands))
     place, log = shell_words(folder), shell_words(folder / "slurm-%A_%a.log")

@@ -74,11 +74,18 @@ class _Shown:
 
 
 def _exit_code(action: Callable[[], int]) -> int:
+    show = warnings.showwarning
+
+    def worded(message: Warning | str, category: type[Warning], *place: Any, **further: Any) -> None:
+        if issubclass(category, SubTokenWarning):
+            print(f"{PROGRAM}: warning: {' '.join(str(message).split())}", file=sys.stderr)
+        else:
+            show(message, category, *place, **further)
+
     try:
-        with warnings.catch_warnings():
-            _word_warnings()
-            with panics_in_words():
-                return action()
+        with warnings.catch_warnings(), panics_in_words():
+            warnings.showwarning = worded
+            return action()
     except KeyboardInterrupt:
         print(f"{PROGRAM}: interrupted", file=sys.stderr)
         return 130
@@ -95,18 +102,6 @@ def _exit_code(action: Callable[[], int]) -> int:
             return 2
         traceback.print_exc()
         return 1
-
-
-def _word_warnings() -> None:
-    show = warnings.showwarning
-
-    def worded(message: Warning | str, category: type[Warning], *place: Any, **further: Any) -> None:
-        if issubclass(category, SubTokenWarning):
-            print(f"{PROGRAM}: warning: {' '.join(str(message).split())}", file=sys.stderr)
-        else:
-            show(message, category, *place, **further)
-
-    warnings.showwarning = worded
 
 
 def _reader_is_gone() -> bool:
@@ -127,7 +122,7 @@ _LINES = 10  # in a log
 
 
 def counter(what: str, timed: bool = False) -> Callable[[int, int], None]:
-    """A function of (done, total) that shows ``done/total what``, and if ``timed`` the time left, from the first on."""
+    """Return a function of (done, total) that shows ``done/total what``, and if ``timed`` the time left."""
     shown, what, start = -1 if timed else 0, plain(what), time.monotonic()
 
     def show(done: int, total: int) -> None:

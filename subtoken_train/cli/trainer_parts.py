@@ -116,14 +116,8 @@ def _part(key: str, value: Any) -> tuple[str, dict[str, Any]]:
         raise ValueError(_LISTED.format(key=key, value=shown(value)))
     if value not in kind.names:
         raise unknown_name(f"trainer.{key}", value, kind.names)
-    if value in kind.names.builtin:
-        _check_settings(key, value, settings or {})
-    return value, settings or {}
-
-
-def _check_settings(key: str, value: str, settings: dict[str, Any]) -> None:
-    allowed, place = KINDS[key].settings.get(value, ()), f"trainer.{key} {value}"
-    for name, each in settings.items():
+    allowed, place = kind.settings.get(value, ()), f"trainer.{key} {value}"
+    for name, each in (settings or {}).items() if value in kind.names.builtin else ():
         config, group = name == "config", isinstance(each, dict)
         refuse((not allowed, f"{place} takes no settings, and the recipe gives it {shown(name)}"))
         check_word(f"setting of {place}:", name, allowed)
@@ -133,6 +127,7 @@ def _check_settings(key: str, value: str, settings: dict[str, Any]) -> None:
         )
         for inner in each if config else ():
             check_word(f"setting of DeepSpeed in trainer.{key}:", inner, ZERO_SETTINGS)
+    return value, settings or {}
 
 
 def build_parts(key: str, value: Any, **defaults: Mapping[str, Any]) -> list[Any]:
@@ -180,7 +175,7 @@ def _batches(least: int) -> Check:
 
 
 _clock = _unless(
-    lambda value: not isinstance(value, str) or re.fullmatch(r"\d{1,4}:[0-2]?\d:[0-5]?\d:[0-5]?\d", value),
+    lambda value: value is None or re.fullmatch(r"\d{1,4}:[0-2]?\d:[0-5]?\d:[0-5]?\d", str(value)),
     "it must be DD:HH:MM:SS (days, hours, minutes, seconds)",
 )
 

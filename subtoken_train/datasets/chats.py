@@ -1,10 +1,9 @@
 """Conversations as a language model's samples: a chat each, in the tokenizer's own template, and only answers learnt.
 
-A chat is laid out as a prompt is at inference. All before its first answer that is learnt is the prompt: the template's
-beginning and the system text (SYSTEM), what may be compressed (CONTEXT), and what asks (QUERY): of a long question its
-end, of a short one all, and then what was said before it is the context. Behind it, answers are ANSWER and what is read
-between them is QUERY. Answers are learnt in the form of the conversation, their end of turn included, or with
-``as_asked`` the last one alone, in the form that asks.
+All before the first learnt answer is the prompt: the template's beginning and the system text (SYSTEM), what may be
+compressed (CONTEXT), and what asks (QUERY): of a long question its end, of a short one all. Behind it, answers are
+ANSWER and what is read between them is QUERY. Answers are learnt in the form of the conversation, their end of turn
+included, or with ``as_asked`` the last one alone, in the form that asks.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from subtoken_train.datasets.corpus import IDS, CorpusSource, fingerprint
 from subtoken_train.datasets.record_format import answer_is_learnt, used_turns
 from subtoken_train.datasets.row_files import Kind, kept_rows
 from subtoken_train.datasets.text_batches import TextSample, chat_split, context_tokens
+from subtoken_train.errors import at_place
 from subtoken_train.families import chat_template as template
 from subtoken_train.families.chat_template import Message
 from subtoken_train.families.family import Family
@@ -37,7 +37,7 @@ def reads_chats(source: CorpusSource, tokenizer: Any) -> bool:
 
 @dataclass(frozen=True)
 class ChatLimits:
-    """Tokens of a chat, and how it is written."""
+    """Limits of a chat in tokens, and how it is written."""
 
     length: int  # of the whole; a longer one is cut at the right, behind its prompt
     context: int  # of its context, at most
@@ -57,7 +57,7 @@ def iterate_chats(rows: Iterable[dict[str, Any]], family: Family, limits: ChatLi
 def chat_sample(row: dict[str, Any], family: Family, limits: ChatLimits) -> TextSample:
     """Return a conversation (a row of ``corpus.load_rows``) as a sample."""
     tokenizer, conversation = family.tokenizer, json.loads(row["conversation"])
-    try:
+    with at_place(f"{row['name']}: "):
         messages = chat_messages(conversation)
         switches = [answer_is_learnt(turn) for turn in used_turns(conversation)[1::2]]
         variables = template.checked_variables(tokenizer, limits.variables)
@@ -81,8 +81,6 @@ def chat_sample(row: dict[str, Any], family: Family, limits: ChatLimits) -> Text
             asks = max(system, context_tokens(family, ids[:length], limits.asking))
         if asks - system > limits.context:
             raise ValueError(f"its context has {asks - system:,} tokens, more than context_length {limits.context:,}")
-    except ValueError as error:
-        raise ValueError(f"{row['name']}: {error}") from None
     read = [place for place in range(length, min(len(ids), limits.length)) if not learnt[place]]
     return TextSample(ids[: limits.length], asks - system, length - asks, row["name"], read, system)
 
@@ -106,19 +104,15 @@ def asked_words(tokenizer: Any, limits: ChatLimits) -> str | None:
     variables = template.checked_variables(tokenizer, limits.variables)
     if limits.as_asked or (forms := template.asked_otherwise(tokenizer, **variables)) is None:
         return None
-    return (
-        f"the chat template writes {forms[0]!r} before {forms[2]} in a conversation, as chats are trained, but "
-        f"{forms[1]!r} where the model is asked; set data.as_asked: true to train answers where they are asked, "
-        "or change the form by data.chat_template_kwargs"
-    )
+    written, asked, which = forms
+    instead = "set data.as_asked: true to train answers where they are asked, or data.chat_template_kwargs"
+    return f"the chat template writes {written!r} before {which} in a conversation, but asks by {asked!r}; {instead}"
 
 
 def wholly_read(context_lengths: Sequence[int], limits: ChatLimits) -> str | None:
     """Return in words how many chats have no context that could be compressed; None where each has one."""
-    whole = sum(length == 0 for length in context_lengths)
-    if not whole:
+    if not (whole := sum(length == 0 for length in context_lengths)):
         return None
-    return (
-        f"{whole:,} of {len(context_lengths):,} chats have no context (a first question of {limits.asking:,} tokens or "
-        "fewer): they are trained whole, and no router learns from them"
-    )
+    which = f"{whole:,} of {len(context_lengths):,} chats have no context"
+    short = f"a first question of {limits.asking:,} tokens or fewer"
+    return f"{which} ({short}): they are trained whole, and no router learns from them"

@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import compress, pairwise
+from operator import and_
 from typing import Literal
 
 import torch
@@ -15,7 +16,7 @@ import torch
 from subtoken_train.datasets.image_sources import MAX_FRAMES, MAX_PIXELS, open_picture
 from subtoken_train.datasets.records import Record
 from subtoken_train.datasets.text_batches import padding_id
-from subtoken_train.errors import refuse
+from subtoken_train.errors import at_place, refuse
 from subtoken_train.families.family import Family
 from subtoken_train.families.images import Picture, count_images
 from subtoken_train.families.literal_marks import hidden_turn, tokenise
@@ -27,9 +28,7 @@ def all_masked(length: int, max_length: int) -> ValueError:
     """Return the error for a sample with nothing to learn."""
     cause = "no token starts inside an answer; the chat format and the tokenizer disagree"
     if length > max_length:
-        cause = (
-            f"its {length} tokens were cut to max_length {max_length} before the first answer that is learnt; raise it"
-        )
+        cause = f"its {length} tokens were cut to max_length {max_length} before the first learnt answer; raise it"
     return ValueError(f"all labels masked, {cause}")
 
 
@@ -55,10 +54,8 @@ def encode(
     record: Record, family: Family, max_length: int, images: Sequence[Picture], generation: bool = False
 ) -> EncodedSample:
     """Tokenise a conversation and mark its tokens, cut at the right; ``generation``: without its last answer."""
-    try:
+    with at_place(f"record {record.id!r}: "):
         return _encoded(record, family, max_length, images, generation)
-    except ValueError as error:
-        raise ValueError(f"record {record.id!r}: {error}") from error
 
 
 def _encoded(
@@ -80,26 +77,14 @@ def _encoded(
     rank_position = -1 if last_image is None else after - 1
     needed = len(ids) if generation else rank_position + 1
     what = "its prompt" if generation else "its images and their question"
+    made, (both, either) = sum(visual), (joint.join(map(repr, family.placeholders)) for joint in (" and ", " or "))
+    made_words = f"{written} visual tokens were written but the tokenizer made {made} image tokens of them"
+    late = f"{len(ids)} tokens, and {what} end at token {needed}, past max_length {max_length}"
     refuse(
-        (
-            sum(visual) != written,
-            f"{written} visual tokens were written but the tokenizer made {sum(visual)} image tokens of them; make "
-            f"{' and '.join(map(repr, family.placeholders))} special tokens of the tokenizer",
-        ),
-        (
-            written != expected,
-            f"its text holds {' or '.join(map(repr, family.placeholders))}, which stands for visual tokens; write "
-            "<image> where a picture stands",
-        ),
-        (
-            any(is_image and is_answer for is_image, is_answer in zip(visual, answer, strict=True)),
-            f"an answer holds {rendered.image_marker!r}; images belong in prompts",
-        ),
-        (
-            needed > max_length,
-            f"{len(ids)} tokens, and {what} end at token {needed}, past max_length {max_length}; raise max_length to "
-            f"{len(ids)} or drop the record",
-        ),
+        (made != written, f"{made_words}; make {both} special tokens of the tokenizer"),
+        (written != expected, f"its text holds {either}, a visual token; write <image> where a picture stands"),
+        (any(map(and_, visual, answer)), f"an answer holds {rendered.image_marker!r}; images belong in prompts"),
+        (needed > max_length, f"{late}; raise max_length to {len(ids)} or drop the record"),
     )
     if not generation and not any(learnt[:max_length]):
         raise all_masked(len(ids), max_length)
@@ -175,14 +160,10 @@ class Collator:
 
     def __call__(self, records: Sequence[Record]) -> Batch:
         """Encode and pad."""
-        images = [
-            [open_picture(source, record.id, self.max_pixels, self.max_frames) for source in record.images]
-            for record in records
-        ]
-        samples = [
-            encode(record, self.family, self.max_length, own, self.generation)
-            for record, own in zip(records, images, strict=True)
-        ]
+        limits = self.max_pixels, self.max_frames
+        images = [[open_picture(source, record.id, *limits) for source in record.images] for record in records]
+        pairs = zip(records, images, strict=True)
+        samples = [encode(each, self.family, self.max_length, own, self.generation) for each, own in pairs]
         flat = [image for own in images for image in own]
         together = [count_images(own) for own in images for _ in own]
         pixel_values, grid = self.family.process_images(flat, together) if flat else (None, None)

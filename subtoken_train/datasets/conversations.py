@@ -3,18 +3,16 @@
     {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}], "image": ...}  LLaVA, ShareGPT
     {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}], "images": [...]}  OpenAI
 
-Either list may have either pair of keys, and either key may name the images. A content is a text or a list of parts
-(``text``, ``image_url``, ``image``, as OpenAI and transformers write them). A first ``system`` message, or a text
-``system`` beside the list, goes in front of the first question; for a language model it stays a turn, which its
-template may have a place for. A message that is not learnt becomes a turn with ``"loss": false``. Nothing is
-downloaded.
+Either list may have either pair of keys, and either key may name the images. A content is a text or a list of parts. A
+system text, the first message or beside the list, goes in front of the first question; for a language model it stays a
+turn. A message that is not learnt becomes a turn with ``"loss": false``. Nothing is downloaded.
 """
 
 from typing import Any
 
 from subtoken_train.datasets import record_format as form
 from subtoken_train.documents import text_problem
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import at_place, unknown_name
 from subtoken_train.typed import shown
 
 _SPEAKERS = {
@@ -31,14 +29,11 @@ _ROLES = {"human": "user", "gpt": "assistant", "system": "system"}
 
 def checked_record(row: Any, place: str, as_document: bool = False) -> dict[str, Any]:
     """Return a record of any form in LLaVA's, checked; ``place`` is for messages, else as ``llava_form``."""
-    try:
-        made = llava_form(row, as_document)
-    except ValueError as error:
-        raise ValueError(f"{place}: {error}") from None
-    if problem := form.record_problem(made, as_document):
-        raise ValueError(f"{place}: {problem}")
-    checked: dict[str, Any] = made
-    return checked
+    with at_place(f"{place}: "):
+        made: dict[str, Any] = llava_form(row, as_document)
+        if problem := form.record_problem(made, as_document):
+            raise ValueError(problem)
+    return made
 
 
 def llava_form(row: Any, as_document: bool = False) -> Any:

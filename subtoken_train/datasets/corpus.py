@@ -1,9 +1,8 @@
 """Packed text for language models: any Hugging Face text data set, or local text, JSON-lines or Parquet files.
 
-Documents are tokenised without special tokens, each is followed by one EOS, and the whole stream is cut into blocks of
-``block_length`` tokens; what is left at its end is dropped. Attention, positions and loss run across the borders of
-documents (as is usual for WikiText). Where the tokenizer has a BOS (Llama; Qwen2 has none), each *block* starts with
-one, the first of its tokens: it belongs to the context.
+Each document is tokenised without special tokens and followed by one EOS; the stream is cut into blocks, and what is
+left at its end is dropped. Attention, positions and loss run across the borders of documents. A BOS, where the
+tokenizer has one, starts every *block* and belongs to the context.
 """
 
 from __future__ import annotations
@@ -23,17 +22,13 @@ from subtoken_train.datasets.known_files import absent
 from subtoken_train.datasets.record_format import SWITCHES, files_named, read_switch, refuse_files
 from subtoken_train.datasets.row_files import COLUMNAR, Kind, file_kind, files_of_set, kept_rows, placed_rows
 from subtoken_train.documents import text_problem
-from subtoken_train.errors import clipped
+from subtoken_train.errors import at_place, clipped
 from subtoken_train.families.online import hub_asked, silence
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-_BUILDERS = {
-    **dict.fromkeys((".txt", ".text"), "text"),
-    **dict.fromkeys((".json", ".jsonl"), "json"),
-    **{".parquet": "parquet", ".arrow": "arrow"},
-}
+_KINDS = {".txt": "text", ".text": "text", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
 _TOKENISED_TOGETHER = 256  # documents, for speed alone
 _TITLE = re.compile(r"= [^=].* =")  # sections have more signs
 _LAYOUT = "3"  # raise it when the same corpus is packed into other blocks, so that no old cache is read
@@ -73,7 +68,10 @@ def load_rows(source: CorpusSource) -> Dataset:
     from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
     arguments: dict[str, Any] = {"path": source.name, "name": source.config}
-    if (builder := _builder(path)) is not None:
+    builder = "arrow" if (path / "state.json").is_file() else _KINDS.get(file_kind(path))  # None: a name of the Hub
+    if builder is None and path.is_file():
+        raise ValueError(f"{path} is none of {', '.join(_KINDS)}; of a table: subtoken-train init {path.parent}")
+    if builder is not None:
         if not path.exists():
             raise absent("text file", source.name)
         _check_whole(source)
@@ -97,14 +95,6 @@ def load_rows(source: CorpusSource) -> Dataset:
             listed += "; conversations are read with documents: conversations"
         raise ValueError(f"{source.name} has no column {source.column!r}; its columns are {listed}")
     return rows
-
-
-def _builder(path: Path) -> str | None:
-    """Return the reader of a local file, or of a folder that ``save_to_disk`` wrote; None for a name of the Hub."""
-    builder = "arrow" if (path / "state.json").is_file() else _BUILDERS.get(file_kind(path))
-    if builder is None and path.is_file():
-        raise ValueError(f"{path} is none of {', '.join(_BUILDERS)}; of a table: subtoken-train init {path.parent}")
-    return builder
 
 
 def _check_whole(source: CorpusSource) -> None:
@@ -152,10 +142,8 @@ def _row_document(row: dict[str, Any], source: CorpusSource, number: int) -> str
 
 
 def _conversation_document(row: dict[str, Any]) -> str:
-    try:
+    with at_place(f"{row['name']}: "):
         return conversation_document(json.loads(row["conversation"]))
-    except ValueError as error:
-        raise ValueError(f"{row['name']}: {error}") from None
 
 
 def _articles(lines: Iterable[str]) -> Iterator[str]:

@@ -32,17 +32,14 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
     The first ``context_length`` tokens of a block are CONTEXT (a BOS included), the next ``prefix_tokens`` are QUERY,
     without loss, and the rest is ANSWER: predicted, and read by no reducer, ranking or query summary. With
     ``prefix_tokens`` 0 the whole query region is QUERY *and* predicted: what is chosen from it has seen the tokens
-    being predicted.
-
-    Conversations, where the tokenizer has a chat template, are no blocks but chats (``chats``): of at most
-    ``block_length`` tokens, at most ``context_length`` of them CONTEXT. ``prefix_tokens`` is the longest question that
-    asks as a whole, and how much of a longer one asks. Batches hold chats of like length.
+    being predicted. Conversations, where the tokenizer has a chat template, are chats instead (``chats``).
 
     Args:
         val: the corpus of the validation loss; default: no validation.
-        block_length: tokens per sample.
-        context_length: tokens of the context, less than ``block_length``.
-        prefix_tokens: tokens of the query region that are read but not predicted.
+        block_length: tokens per sample; of a chat at most.
+        context_length: tokens of the context, less than ``block_length``; of a chat at most.
+        prefix_tokens: tokens of the query region that are read but not predicted; of a chat the longest question that
+            asks as a whole, and how much of a longer one asks.
         batch_size: training blocks per process and step of the data loader.
         val_batch_size: validation blocks per process and step; default: ``batch_size``.
         num_workers: processes that make batches beside training; 0: in the training process.

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from subtoken_train.datasets import image_sources as media
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.english import documents
-from subtoken_train.datasets.ordered import OrderedDataModule, SizedRecords, check_positive
+from subtoken_train.datasets.ordered import OrderedDataModule, SizedRecords
 from subtoken_train.datasets.recall import RecallRecords, RecallSample, RecallTask, check_num_facts
 from subtoken_train.datasets.records import InstructionRecords, Record
 from subtoken_train.datasets.text_batches import collate_text, padding_id
 from subtoken_train.datasets.unknown_tokens import SomeTexts, first_texts
-from subtoken_train.errors import MAX_COUNT, check_range
+from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, check_range
 from subtoken_train.families.family import Family, only_videos
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.types import Batch
@@ -60,7 +60,7 @@ class InstructionDataModule(OrderedDataModule[Record]):
         max_video_frames: int = media.MAX_FRAMES,
     ) -> None:
         super().__init__(batch_size, val_batch_size, num_workers, seed)
-        check_positive(max_length=max_length)
+        check_range("max_length", max_length, 1, MAX_TOKENS)
         self.train_file, self.val_file, self.max_length = train_file, val_file, max_length
         self.image_folder = Path(train_file).parent if image_folder is None else Path(image_folder)
         self.group_by_length = group_by_length
@@ -71,23 +71,25 @@ class InstructionDataModule(OrderedDataModule[Record]):
 
     def read(self, training: bool = True) -> None:
         """Parse and check the data files, once."""
+        images = self.image_folder, self.images_outside_folder
         if training and self._train is None:
-            self._train = InstructionRecords(self.train_file, self.image_folder, self.images_outside_folder)
+            self._train = InstructionRecords(self.train_file, *images)
         if self.val_file is not None and self._val is None:
-            self._val = InstructionRecords(self.val_file, self.image_folder, self.images_outside_folder)
+            self._val = InstructionRecords(self.val_file, *images)
 
     def check_images(self, family: type[Family], reducer: Reducer) -> list[media.FolderImages]:
         """Compare the images that the files name with their folders' listings; return those of the training file."""
         found: list[media.FolderImages] = []
         for records in (self._val, self._train):
-            if isinstance(records, InstructionRecords):
-                if not family.takes_videos and (record := records.first_with(videos=True)) is not None:
-                    raise ValueError(f"{records.path}, record {record!r}: {family.no_video()}")
-                if reducer.reads_frames and (record := records.first_with(videos=False)) is not None:
-                    raise ValueError(f"{records.path}: {only_videos(record)}")
-                found = records.compare_images()
-                if missing := media.missing_images(found, records.path, records.image_folder):
-                    raise missing
+            if not isinstance(records, InstructionRecords):
+                continue
+            if not family.takes_videos and (record := records.first_with(videos=True)) is not None:
+                raise ValueError(f"{records.path}, record {record!r}: {family.no_video()}")
+            if reducer.reads_frames and (record := records.first_with(videos=False)) is not None:
+                raise ValueError(f"{records.path}: {only_videos(record)}")
+            found = records.compare_images()
+            if missing := media.missing_images(found, records.path, records.image_folder):
+                raise missing
         return found
 
     @property
@@ -109,10 +111,7 @@ class InstructionDataModule(OrderedDataModule[Record]):
 
 
 class RecallDataModule(OrderedDataModule[RecallSample]):
-    """Key-value recall over English (``datasets/recall.py``).
-
-    The context is CONTEXT, the question QUERY, the answer ANSWER. Training samples use the training split's English,
-    validation samples the dev split's.
+    """Key-value recall over English (``datasets/recall.py``): CONTEXT, the question QUERY, the answer ANSWER.
 
     Args:
         context_length: tokens of the context, a BOS included.
@@ -140,7 +139,7 @@ class RecallDataModule(OrderedDataModule[RecallSample]):
         seed: int = 0,
     ) -> None:
         super().__init__(batch_size, val_batch_size, num_workers, seed)
-        check_positive(context_length=context_length)
+        check_range("context_length", context_length, 1, MAX_TOKENS)
         check_range("train_samples", train_samples, 1, MAX_COUNT)
         check_range("val_samples", val_samples, 0, MAX_COUNT)
         check_num_facts(num_facts, num_questions)

@@ -1,8 +1,4 @@
-"""The embedded English: prose of Python's own reference manual, in three disjoint splits.
-
-Topics quote each other, so a paragraph is used once, where it comes first; what does not end with a full stop is left
-out, and white space is collapsed.
-"""
+"""The embedded English: prose of Python's own reference manual, in three disjoint splits; no paragraph stands twice."""
 
 import json
 import lzma
@@ -18,13 +14,6 @@ SPLITS = ("train", "dev", "test")
 _FILES = FolderKind("a folder of English text", "subtoken-train data english")
 _HELD_OUT = {7: "dev", 9: "test"}  # last digit of a document's place; the rest is for training
 _SHORTEST = 6  # words of a paragraph that counts as prose
-
-
-@lru_cache(maxsize=1)
-def topics() -> dict[str, str]:
-    """Return topic names and texts of the snapshot, sorted by name."""
-    texts: dict[str, str] = json.loads(lzma.decompress(resource(SNAPSHOT).read_bytes()))
-    return texts
 
 
 def documents(split: str) -> list[str]:
@@ -48,7 +37,7 @@ def write_english(folder: str | Path, overwrite: bool = False) -> None:
 def _prose() -> tuple[str, ...]:
     seen: set[str] = set()
     texts = []
-    for _, text in sorted(topics().items()):
+    for _, text in sorted(json.loads(lzma.decompress(resource(SNAPSHOT).read_bytes())).items()):
         blocks = dict.fromkeys(" ".join(block.split()) for block in text.split("\n\n"))
         prose = (block for block in blocks if block.endswith(".") and len(block.split()) >= _SHORTEST)
         if paragraphs := [block for block in prose if block not in seen]:

@@ -187,11 +187,8 @@ def _check_jpeg(content: io.BytesIO | Path) -> None:
     with content.open("rb") if isinstance(content, Path) else nullcontext(content) as file:
         data = file.read() if file.read(2) == b"\xff\xd8" else b""
         file.seek(0)
-    for count, what, most in (
-        (data.count(b"\xff\xda"), "scans", MAX_SCANS),
-        (data.count(b"Exif\0\0"), "pieces of EXIF", MAX_EXIF),
-    ):
-        if count > most:
+    for mark, what, most in ((b"\xff\xda", "scans", MAX_SCANS), (b"Exif\0\0", "pieces of EXIF", MAX_EXIF)):
+        if (count := data.count(mark)) > most:
             raise PixelError(f"it has {count:,} {what}, at most {most:,} are read")
 
 
@@ -241,11 +238,9 @@ def refuse_video_file(name: str) -> str | None:
     path = Path(name)
     if path.suffix.lower() not in VIDEO_SUFFIXES:
         return None
-    folder = path.with_suffix("")
-    return (
-        f"video {name[:120]!r} is a video file, which is not decoded here; make a folder of frames: mkdir {folder} && "
-        f"ffmpeg -i {name[:120]} -vf fps=1 {folder}/%06d.jpg"
-    )
+    folder, name = path.with_suffix(""), name[:120]
+    command = f"mkdir {folder} && ffmpeg -i {name} -vf fps=1 {folder}/%06d.jpg"
+    return f"video {name!r} is a video file, which is not decoded here; make a folder of frames: {command}"
 
 
 def first_frame(source: PictureSource) -> ImageSource:

@@ -10,8 +10,7 @@ MEAN_RECORDS = {MIX665K: (768_010_438 / MIX665K_RECORDS / 4, 1 - 40_000 / MIX665
 """By file: text tokens of a mean record, and the share of records with an image. Estimated, no count is published:
 bytes of the set as Arrow (``dataset_size`` on the Hub's card of mrm8488/llava_v1_5_mix665k) at four a token, and "40K
 ShareGPT data", which have no image (card of liuhaotian/llava-v1.5-7b)."""
-MEAN_SPREAD = 0.1
-"""By how much operations that follow from such a mean may be off, as is assumed."""
+MEAN_SPREAD = 0.1  # by how much operations that follow from such a mean may be off, as is assumed
 DOWNLOAD_BYTES = {("Salesforce/wikitext", "wikitext-103-raw-v1"): 315_000_000}
 """By data set of the Hub and configuration: its Parquet files, all splits."""
 _MADE = {"data/scenes": "scenes", "data/english_text": "english", "data/samples": "samples"}

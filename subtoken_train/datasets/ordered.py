@@ -27,11 +27,9 @@ _GROUPED_BATCHES = 50  # batches that are filled together when records are group
 
 
 class AccumulationWindows:
-    """Yields (micro-batch, labelled tokens of its window, micro-batches of its window).
+    """Yields (micro-batch, labelled tokens of its window, micro-batches of its window), ``size`` held at a time.
 
-    The mean over a window's tokens is known only by looking ahead: ``size`` batches
-    (``trainer.accumulate_grad_batches``) are held at a time. ``first``: the micro-batch of the epoch that the loader
-    starts with.
+    ``first``: the micro-batch of the epoch that the loader starts with.
     """
 
     def __init__(self, loader: DataLoader[Any], size: int, first: Callable[[], int] = lambda: 0) -> None:
@@ -65,13 +63,13 @@ class ResumableSampler(DistributedSampler[int]):
     Global batch ``b`` is a pure function of the seed: batch ``b % batches_per_pass`` of the permutation drawn for pass
     ``b // batches_per_pass``; process ``rank`` takes its own contiguous part of it. So the place in the data is one
     number, the batches that training has ``consumed``. Every ``iter()`` asks for it and yields from there to the end of
-    the trainer's epoch: one pass, or the batches (int) or share of a pass (float) of ``limit``. It is a
-    ``DistributedSampler`` so that Lightning never wraps it.
+    the trainer's epoch: one pass, or the batches (int) or share of a pass (float) of ``limit``. Lightning never wraps a
+    ``DistributedSampler``.
 
     With ``sizes`` ((images, characters of text) of every record, [R, 2]) all records of a global batch have images, or
-    none has: the processes of a sharded model must run the same parts of it. What is left of both kinds at the end of a
-    pass makes one mixed batch if every process's part of it can have an image; else it is left out. With ``by_length``,
-    50 batches at a time are filled in the order (images, text length to within a factor of two), and shuffled.
+    none has: processes of a sharded model run the same parts. What is left of both kinds at the end of a pass makes one
+    mixed batch if every process's part can have an image; else it is left out. With ``by_length``, 50 batches at a time
+    are filled in the order (images, text length to within a factor of two), and shuffled.
     """
 
     def __init__(
@@ -95,7 +93,10 @@ class ResumableSampler(DistributedSampler[int]):
         if by_length:
             assert sizes is not None
             self._key = sizes[:, 0] * 64 + np.frexp(sizes[:, 1])[1]
-        self.batches_per_pass = self._count_batches()
+        size, images = batch_size * world_size, int(self._images.sum())
+        texts = num_records - images
+        mixed = self._mixed_batch(texts % size, images % size)
+        self.batches_per_pass = texts // size + images // size + mixed
         share = limit if isinstance(limit, int) else int(self.batches_per_pass * limit)
         self.batches_per_epoch = min(self.batches_per_pass, share)
         if self.batches_per_pass == 0:
@@ -159,11 +160,6 @@ class ResumableSampler(DistributedSampler[int]):
             whole.append(mixed)
         return np.concatenate(whole).reshape(-1, size)
 
-    def _count_batches(self) -> int:
-        size, images = self.batch_size * self.num_replicas, int(self._images.sum())
-        texts = self.num_records - images
-        return texts // size + images // size + self._mixed_batch(texts % size, images % size)
-
     def _mixed_batch(self, texts: int, images: int) -> bool:
         """Tell whether what is left of both kinds fills a batch in which every process has an image."""
         return texts + images >= self.batch_size * self.num_replicas and images >= self.num_replicas
@@ -206,7 +202,8 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
         self, batch_size: int = 8, val_batch_size: int | None = None, num_workers: int = 0, seed: int = 0
     ) -> None:
         super().__init__()
-        check_positive(batch_size=batch_size, val_batch_size=val_batch_size)
+        check_range("batch_size", batch_size, 1, MAX_TOKENS)
+        check_range("val_batch_size", val_batch_size, 1, MAX_TOKENS)
         check_range("num_workers", num_workers, 0, MAX_WORKERS)
         check_range("seed", seed, 0, MAX_SEED)
         self.batch_size, self.num_workers, self.seed = batch_size, num_workers, seed
@@ -242,9 +239,9 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
     ) -> ResumableSampler:
         """Return the order of the training records of ``setup``."""
         assert self._train is not None
+        grouped: dict[str, Any] = {"sizes": self.sizes(self._train), "by_length": self.group_by_length}
         place: dict[str, Any] = {"rank": rank, "world_size": world_size, "limit": limit, "consumed": consumed}
-        sizes, by_length = self.sizes(self._train), self.group_by_length
-        return ResumableSampler(len(self._train), self.batch_size, self.seed, **place, sizes=sizes, by_length=by_length)
+        return ResumableSampler(len(self._train), self.batch_size, self.seed, **place, **grouped)
 
     def samples(self, family: Family, count: int, size: int = 1) -> Iterator[Batch]:
         """Yield the first ``count`` full batches of ``size`` samples of a run on one device, as the loss sees them."""
@@ -336,9 +333,3 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
             collate_fn=self.collator(),
             worker_init_fn=outlive_stop_signals,
         )
-
-
-def check_positive(**sizes: int | None) -> None:
-    """Refuse a size below 1, or past anything that is meant; None is no size."""
-    for name, value in sizes.items():
-        check_range(name, value, 1, MAX_TOKENS)

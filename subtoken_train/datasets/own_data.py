@@ -1,7 +1,4 @@
-"""One's own data: a folder is looked into, and what it holds becomes records or texts in three splits.
-
-Records go to train, dev and test by picture; a few long texts are cut at paragraphs, so that each split gets some.
-"""
+"""One's own data: what a folder holds becomes records or texts in three splits, by picture, question or document."""
 
 import hashlib
 import os
@@ -16,7 +13,7 @@ from typing import Any, TypeVar
 from subtoken_train.datasets import record_format as form
 from subtoken_train.datasets.image_sources import PICTURE_SUFFIXES, inside, open_image
 from subtoken_train.datasets.known_files import fetch_command
-from subtoken_train.datasets.question_table import OwnRecord, OwnTable, read_own_table
+from subtoken_train.datasets.question_table import OwnTable, Placed, read_own_table
 from subtoken_train.datasets.row_files import COLUMNAR, file_kind, first_of_set
 from subtoken_train.datasets.unknown_tokens import spread
 from subtoken_train.documents import check_regular, read_text, text_problem
@@ -55,19 +52,18 @@ def read_own(
     """Read a folder of images and a table (None: the one there), a file of conversations, or plain texts."""
     own = look_into(folder)
     name = _table(own, table)
-    if name is None and question is not None:
-        raise ValueError(f"--question is asked of pictures with captions, but {folder} holds no table; leave it out")
-    if name is not None:
+    if name is None:
+        none, named = f"but {folder} holds no table", [kind for kind, column in columns.items() if column is not None]
+        refuse((question is not None, f"--question is asked of pictures with captions, {none}; leave it out"))
+        refuse((named, f"--{next(iter(named), '')}-column names a column, {none}"))
+        data = _text_data(read_texts(own), seed, folder, f"{len(own.texts):,} text files")
+    else:
         try:
             read = read_own_table(folder / name, columns, question)
         except ValueError as error:
             again = "" if "subtoken-train init" in str(error) else f"; then: {_init(folder)}"
             raise ValueError(f"{error}{again}") from None
         data = _table_data(own, name, read, seed, show)
-    elif named := [kind for kind, column in columns.items() if column is not None]:
-        raise ValueError(f"--{named[0]}-column names a column, but {folder} holds no table")
-    else:
-        data = _text_data(read_texts(own), seed, folder, f"{len(own.texts):,} text files")
     about = f"{_files(len(own.left_out))} about the data left out ({', '.join(own.left_out)})" if own.left_out else ""
     return replace(data, found=tuple(filter(None, (*data.found, about, own.unread))))
 
@@ -86,15 +82,18 @@ class OwnFolder:
 
 def look_into(folder: Path) -> OwnFolder:
     """List a folder; hidden files, and texts and tables that tell about the data (README, LICENSE), are left out."""
-    if not folder.exists():
-        command = fetch_command(folder)
-        instead = f"get it: {command}" if command else "name the folder of your data"
-        raise ValueError(f"{folder} does not exist; {instead}")
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder; name the folder that holds it, and the file with --table")
+    command = fetch_command(folder)
+    instead = f"get it: {command}" if command else "name the folder of your data"
+    refuse(
+        (not folder.exists(), f"{folder} does not exist; {instead}"),
+        (not folder.is_dir(), f"{folder} is not a folder; name the folder that holds it, and the file with --table"),
+    )
     found: dict[str, list[str]] = defaultdict(list)
-    for name in _names(folder):
-        found[_group(name)].append(name)
+    for place, folders, names in os.walk(folder, onerror=_unlisted):
+        folders[:] = [name for name in folders if not name.startswith((".", "__"))]
+        for name in (name for name in names if not name.startswith(".")):
+            path = Path(os.path.relpath(place, folder), name).as_posix()
+            found[_group(path)].append(path)
     images, tables, texts, about = (tuple(sorted(found.pop(kind, ()))) for kind in ("images", "tables", "texts", ""))
     kinds = Counter({kind: len(names) for kind, names in found.items()})
     listed = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common(_LISTED))
@@ -107,14 +106,8 @@ def look_into(folder: Path) -> OwnFolder:
     return OwnFolder(folder, images, tuple(dict.fromkeys(map(first_of_set, tables))), texts, about, unread)
 
 
-def _names(folder: Path) -> Iterator[str]:
-    def refuse(error: OSError) -> None:
-        raise error
-
-    for place, folders, names in os.walk(folder, onerror=refuse):
-        folders[:] = [name for name in folders if not name.startswith((".", "__"))]
-        below = os.path.relpath(place, folder)
-        yield from (Path(below, name).as_posix() for name in names if not name.startswith("."))
+def _unlisted(error: OSError) -> None:
+    raise error
 
 
 def _group(name: str) -> str:
@@ -147,20 +140,13 @@ def _table(own: OwnFolder, chosen: str | None) -> str | None:
     best = next((name for name in own.tables if "train" in name), next(iter(own.tables), ""))
     texts, choice = f"texts ({next(iter(own.texts), '')})", _init(folder, "--table", best)
     held, other = f"{folder} holds {len(own.images):,} images and no table of questions and answers", ";"
+    columns = "image, question, answer (or file, caption), then"
     if own.texts:
         other = f", but {texts}: move one kind away, or"
     refuse(
         (len(own.tables) > 1, f"{folder} holds several tables ({listed}); say which one with --table: {choice}"),
-        (
-            own.tables and own.texts,
-            f"{folder} holds a table ({best}) and {texts}; move the texts to a folder of their own, or leave them out: "
-            f"{choice}",
-        ),
-        (
-            own.images and not own.tables,
-            f"{held}{other} add a CSV file with the columns image, question, answer (or file, caption), then: "
-            f"{_init(folder)}",
-        ),
+        (own.tables and own.texts, f"{folder} holds a table ({best}) and {texts}; move the texts away, or: {choice}"),
+        (own.images and not own.tables, f"{held}{other} add a CSV file with the columns {columns}: {_init(folder)}"),
     )
     return best or None
 
@@ -182,9 +168,7 @@ def _text_data(texts: Sequence[str], seed: int, folder: Path, what: str, unread:
     if len(documents) < ENOUGH:
         length = max(1, sum(map(len, documents)) // ENOUGH)
         documents = [piece for text in documents for piece in _pieces(text, length)]
-    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for document in documents:
-        groups[document].append({"text": document})
+    groups = {text: [{"text": text}] * count for text, count in Counter(documents).items()}
     cut = "" if len(documents) == len(texts) else f", {len(documents):,} documents"
     found = (f"{what} ({sum(map(len, texts)):,} characters){cut}", unread)
     return OwnData("texts", _split(groups, seed, "documents", folder), tuple(filter(None, found)))
@@ -213,7 +197,7 @@ def _table_data(own: OwnFolder, name: str, read: OwnTable, seed: int, show: Call
     if read.texts:
         return _text_data(read.texts, seed, own.path, f"{name}: {len(read.texts):,} texts", unread)
     records = _placed(own, name, read.records)
-    names = list(dict.fromkeys(each for record in records for each in form.image_names(record.row)))
+    names = list(dict.fromkeys(each for _, row in records for each in form.image_names(row)))
     if own.images and not names:
         raise ValueError(f"{holds} names none of them; say which column does with --image-column")
     found = [f"{name}: {len(records):,} records ({read.columns or 'conversations'})", unread]
@@ -232,21 +216,19 @@ def _table_data(own: OwnFolder, name: str, read: OwnTable, seed: int, show: Call
             + (f"; {unused:,} more are in the folder and in no record" if unused else "")
         )
     split = _split(_groups(records, same), seed, "pictures" if names else "questions", own.path)
-    rows = {part: [record.row for record in chosen] for part, chosen in split.items()}
+    rows = {part: [row for _, row in chosen] for part, chosen in split.items()}
     return OwnData("images" if names else "conversations", rows, tuple(filter(None, found)))
 
 
-def _placed(own: OwnFolder, table: str, records: Sequence[OwnRecord]) -> list[OwnRecord]:
+def _placed(own: OwnFolder, table: str, records: Sequence[Placed]) -> list[Placed]:
     paths, made, missing, total = _PicturePaths(own, table), [], list[tuple[str, str]](), 0
-    for record in records:
-        if form.video_names(record.row):
-            raise ValueError(f"{record.place} has a video; name the file in a recipe itself (data.train_file)")
-        form.refuse_files(form.files_named(record.row), record.place, own.path)
-        found = [paths.path(name, record.place) for name in form.image_names(record.row)]
-        missing += [(name, record.place) for name in found if name not in paths.there]
+    for place, row in records:
+        refuse((form.video_names(row), f"{place} has a video; name the file in a recipe itself (data.train_file)"))
+        form.refuse_files(form.files_named(row), place, own.path)
+        found = [paths.path(name, place) for name in form.image_names(row)]
+        missing += [(name, place) for name in found if name not in paths.there]
         total += len(found)
-        row = {**record.row, "image": found[0] if len(found) == 1 else found} if found else record.row
-        made.append(OwnRecord(row, record.place))
+        made.append((place, {**row, "image": found[0] if len(found) == 1 else found} if found else row))
     if missing:
         name, place = missing[0]
         first = f"(first: {name[:80]!r}, {place}); add them, or drop their lines, then: {_init(own.path)}"
@@ -273,7 +255,10 @@ class _PicturePaths:
             if path in self.there:
                 return self._within(path, place)
         self._within(os.path.normpath(self._beside / name), place)
-        called = [path for path in self._by_name.get(PurePosixPath(name).name, []) if _may_be(name, path)]
+        # a name's folders are the last ones of a path, or the reverse: ``train/`` is not ``val/``
+        given = PurePosixPath(os.path.normpath(name)).parts[-2::-1]
+        same = self._by_name.get(PurePosixPath(name).name, [])
+        called = [each for each in same if all(map(str.__eq__, given, PurePosixPath(each).parts[-2::-1]))]
         if len(called) > 1:
             raise ValueError(f"{place}: image {name[:80]!r} could be {called[0]} or {called[1]}; write its path")
         return self._within(called[0], place) if called else name
@@ -284,12 +269,6 @@ class _PicturePaths:
         except ValueError:
             raise ValueError(f"{place}: image {name[:80]!r} lies outside of {self._folder}; copy it in") from None
         return name
-
-
-def _may_be(name: str, path: str) -> bool:
-    """Tell whether a name's folders are the last ones of a path, or the reverse: ``train/`` is not ``val/``."""
-    given, there = (PurePosixPath(os.path.normpath(each)).parts[-2::-1] for each in (name, path))
-    return all(one == other for one, other in zip(given, there, strict=False))
 
 
 def _same_pictures(folder: Path, names: Sequence[str]) -> dict[str, str]:
@@ -317,7 +296,7 @@ def _split(groups: Mapping[str, Sequence[T]], seed: int, what: str, folder: Path
     return {split: [each for name in groups if name in parts[split] for each in groups[name]] for split in SPLITS}
 
 
-def _groups(records: Sequence[OwnRecord], same: Mapping[str, str]) -> dict[str, list[OwnRecord]]:
+def _groups(records: Sequence[Placed], same: Mapping[str, str]) -> dict[str, list[Placed]]:
     """Group records that share a picture, directly or through others; those without one by what they ask."""
     roots: dict[str, str] = {}
 
@@ -327,18 +306,18 @@ def _groups(records: Sequence[OwnRecord], same: Mapping[str, str]) -> dict[str, 
         return name
 
     keys = []
-    for record in records:
-        names = [f"image {same[name]}" for name in form.image_names(record.row)] or [f"asks {_asked(record)}"]
+    for _, row in records:
+        names = [f"image {same[name]}" for name in form.image_names(row)] or [f"asks {_asked(row)}"]
         for name in names[1:]:
             roots[root(name)] = root(names[0])
         keys.append(names[0])
-    groups: dict[str, list[OwnRecord]] = defaultdict(list)
+    groups: dict[str, list[Placed]] = defaultdict(list)
     for record, key in zip(records, keys, strict=True):
         groups[root(key)].append(record)
     return dict(groups)
 
 
-def _asked(record: OwnRecord) -> str:
-    said = form.said_turns(record.row)
+def _asked(row: dict[str, Any]) -> str:
+    said = form.said_turns(row)
     first = next((place for place, turn in enumerate(said) if turn["from"] == "human"), -1)
     return " ".join(word for turn in said[: first + 1] for word in turn["value"].split())

@@ -31,20 +31,13 @@ DESCRIBE = "Describe the picture."  # asked where a table has pictures and what 
 _FURTHER = ("input", "context")  # columns that stand below a question as a part of it (Alpaca's records, Dolly's)
 _BESIDE = ("id", "kind", "system")
 _LISTED = 160  # characters of columns in a message
-Placed = tuple[str, dict[str, Any]]  # the place of a row, for messages, and the row
-
-
-class OwnRecord(NamedTuple):
-    """One record, in LLaVA's form, and where it stands (file and line or record), for messages."""
-
-    row: dict[str, Any]
-    place: str
+Placed = tuple[str, dict[str, Any]]  # where a row or record stands (file and line or record), for messages, and it
 
 
 class OwnTable(NamedTuple):
     """Content of a table: records, or documents of plain text."""
 
-    records: list[OwnRecord]  # conversations; empty where there are texts
+    records: list[Placed]  # conversations in LLaVA's form; empty where there are texts
     texts: Sequence[str] = ()
     columns: str = ""  # what was read as what, in words; empty where the records came as conversations
     asked: str = ""  # the fixed question of captions
@@ -63,21 +56,25 @@ def read_own_table(path: Path, chosen: Mapping[str, str | None], asked: str | No
         refuse((asked is not None, f"{path} holds conversations, which have their questions; leave --question out"))
         if named := [kind for kind, name in chosen.items() if name is not None]:
             raise ValueError(f"{path} holds conversations, which have no columns; leave --{named[0]}-column out")
-        return _conversations(rows)
+        pictured = any(_has_pictures(row) for _, row in rows)
+        return OwnTable([(place, checked_record(row, place, as_document=not pictured)) for place, row in rows])
     names = list(dict.fromkeys(name for _, row in rows for name in row))
     text, question, answer = (_found(usual, names) for usual in (("text",), _NAMES["question"], _NAMES["answer"]))
     if asked := _fixed_question(path, rows, names, chosen, asked):
         answer, text = chosen["answer"] or _found(_CAPTIONS, names), None
         chosen = {**chosen, "answer": answer}
     if text and question is None and all(name is None for name in chosen.values()):
-        return _text_table(path, rows, names, text)
+        for kind in ("image", "answer"):
+            if (other := _found(_NAMES[kind], names)) is not None:
+                raise ValueError(f"{path} has columns {text!r} and {_named(other)} ({kind}): name them, or remove one")
+        texts = [_cell(row, text, place) for place, row in rows]
+        return OwnTable([], texts, text, unread=_unread(rows, names, {text}))
     columns = {k: None if k == "question" and asked else _column(path, k, chosen[k], names) for k in _NAMES}
     further = [name for usual in _FURTHER if (name := _found((usual,), names)) and name not in columns.values()]
     columns |= {key: _found((key,), names) for key in _BESIDE}
     unread = _unread(rows, names, {*columns.values(), *further})
     records = [
-        OwnRecord(_record(row, columns, further, place, number, asked or ""), place)
-        for number, (place, row) in enumerate(rows)
+        (place, _record(row, columns, further, place, number, asked or "")) for number, (place, row) in enumerate(rows)
     ]
     read = [f"{kind} in {columns[kind]!r}" for kind in _NAMES if columns[kind]]
     read += [f"with each question in {name!r}" for name in further]
@@ -108,12 +105,6 @@ def _named(column: str) -> str:
     return clipped(repr(column), 60)
 
 
-def _conversations(rows: list[Placed]) -> OwnTable:
-    pictured = any(_has_pictures(row) for _, row in rows)
-    records = [OwnRecord(checked_record(row, place, as_document=not pictured), place) for place, row in rows]
-    return OwnTable(records)
-
-
 def _has_pictures(row: dict[str, Any]) -> bool:
     try:
         return has_media(llava_form(row))
@@ -128,14 +119,6 @@ def _unread(rows: list[Placed], names: Sequence[str], read: set[str | None]) -> 
             if row.get(name) not in (None, "", [], {}, "[]") and (problem := column_problem(name, row[name])):
                 raise ValueError(f"{place} has {_named(name)}, {shown(row[name])}: {problem}")
     return others
-
-
-def _text_table(path: Path, rows: list[Placed], names: list[str], text: str) -> OwnTable:
-    for kind in ("image", "answer"):
-        if (other := _found(_NAMES[kind], names)) is not None:
-            raise ValueError(f"{path} has columns {text!r} and {_named(other)} ({kind}): name them, or remove one")
-    unread = _unread(rows, names, {text})
-    return OwnTable([], [_cell(row, text, place) for place, row in rows], text, unread=unread)
 
 
 def _delimited(path: Path) -> Iterator[Placed]:

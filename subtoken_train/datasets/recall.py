@@ -1,11 +1,9 @@
 """Key-value recall over English: the embedded language model's world.
 
 The context states facts among English sentences ("Code baran amber falcon."); the query region names some of them
-("Codes of baran, calek?") and the answer restates name and code of each, in the order asked. Names are different within
-a sample, and so are adjectives: a code is an adjective and a noun, drawn anew for each sample, so that nothing but the
-context tells it. A code follows its name at once, and its adjective finds its noun: a small model learns that faster
-(two codes of one adjective: 80 % of 24 facts, different ones: 100 %). Everything is a pure function of the random
-generator. The context has an exact number of tokens, so that pages are whole.
+("Codes of baran, calek?") and the answer restates name and code of each, in the order asked. A code is an adjective and
+a noun, drawn anew for each sample; adjectives are different within one (alike, a small model recalls 80 % of 24 facts
+instead of all). Everything is a pure function of the random generator, and the context has an exact number of tokens.
 """
 
 import re
@@ -68,10 +66,8 @@ class RecallTask:
         """Draw one sample whose English is of ``split``; a ``ValueError`` if the facts do not fit into the context."""
         names = [NAMES[i] for i in rng.permutation(len(NAMES))[: self.num_facts]]
         adjectives = rng.permutation(len(ADJECTIVES))
-        codes = {
-            name: f"{ADJECTIVES[adjective]} {NOUNS[rng.integers(len(NOUNS))]}"
-            for name, adjective in zip(names, adjectives, strict=False)
-        }
+        nouns = (NOUNS[rng.integers(len(NOUNS))] for _ in names)
+        codes = {name: f"{ADJECTIVES[at]} {noun}" for name, at, noun in zip(names, adjectives, nouns, strict=False)}
         asked = [names[i] for i in rng.permutation(self.num_facts)[: self.num_questions]]
         context = self._context(rng, split, [_FACT.format(*fact) for fact in codes.items()])
         question = self._encode(_QUESTION.format(", ".join(asked)))

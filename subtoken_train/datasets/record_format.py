@@ -8,15 +8,9 @@ answer with ``"loss": false`` is read and not learnt. Videos: ``"video"`` is a f
 marks each in the prompts, or ``<image>`` in a record without images; in a record without videos, ``<video>`` is text.
 ``\<image>`` and ``\<video>`` are always text.
 
-No text may train without its picture in silence. A *spelling* that only media have is refused wherever it stands: a tag
-around a target (``<img>0.png</img>``), a token of another model (``<|image_1|>``, ``<ImageHere>``, ``[IMG]``), a
-medium's own bytes. In a record without media so are a numbered tag (``<image 1>``) and a bare one (``<video>``,
-``[image]``) as the first or last line of a question, or touching its first letter or its end. A *file* that a question
-of such a record names, in a link or in words, is refused where it lies in the folder of the images, else it is text.
-
-What nobody reads could change what is learnt or seen, so it is refused with the nearest name that is read. Names that
-tell about a record or a medium, whatever they hold, are notes (``metadata`` takes any). An empty value (null, "", [],
-{}) says nothing. The page ``docs/data_fields.md`` is made from these tables.
+No text may train without its picture in silence, and no field that changes what is learnt is passed over: the page
+``docs/data_fields.md``, made from these tables, has the rules. A file that a question names is refused where it lies in
+the folder of the images.
 """
 
 import math
@@ -126,8 +120,9 @@ def _problems(row: dict[str, Any], as_document: bool) -> Iterator[str]:
 
 
 def _field_problems(row: dict[str, Any]) -> Iterator[str]:
-    if not isinstance(row.get("id"), str | int | float | None) or isinstance(row.get("id"), bool):
-        yield f"id is {shown(row['id'])}; a text or a number is needed"
+    name = row.get("id")
+    if not isinstance(name, str | int | float | None) or isinstance(name, bool) or name != name:  # noqa: PLR0124
+        yield f"id is {shown(name)}; a text or a number is needed"
     if not isinstance(row.get("kind"), str | None):
         yield f"kind is {shown(row['kind'])}; a text is needed"
     names = image_names(row)
@@ -160,11 +155,9 @@ def _mark_problems(row: dict[str, Any]) -> Iterator[str]:
     if (marked.count(False) if videos else len(marked), marked.count(True) if videos else 0) == (images, videos):
         return
     if videos:
-        yield (
-            f"{marked.count(False)} placeholder(s) of images and {marked.count(True)} of videos for {images} image(s) "
-            f"and {videos} video(s); write exactly one {VIDEO_PLACEHOLDER} per video and one {IMAGE_PLACEHOLDER} per "
-            "image in the human turns"
-        )
+        found = f"{marked.count(False)} placeholder(s) of images and {marked.count(True)} of videos"
+        each = f"write {VIDEO_PLACEHOLDER} once per video and {IMAGE_PLACEHOLDER} once per image in the human turns"
+        yield f"{found} for {images} image(s) and {videos} video(s); {each}"
     what = f"{images} image(s); write exactly one per image in the human turns"
     nothing = f"image; add the image's path or remove the placeholder{_ESCAPE}"
     yield f"{len(marked)} {IMAGE_PLACEHOLDER} " + (f"for {what}" if images else f"but no {nothing}")
@@ -279,8 +272,7 @@ _MEANT = {
     r"labels|mask|weights|_ids": "single tokens cannot be switched; write loss: true or false in a message",
     r"tool|function": "tool calls are not trained; drop the record, or its tools",
     r"chosen|rejected|preferred": "preferences are not trained; write the answer to learn as the last message",
-}
-"""Says what to do about names that other trainers read."""
+}  # says what to do about names that other trainers read
 _NUMBER = re.compile(r"[-+]?\d*\.?\d+(e[-+]?\d+)?")
 _NAMES = {place: frozenset(name for names in read for name in names) for place, read in READ.items()}
 

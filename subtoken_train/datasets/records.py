@@ -1,7 +1,7 @@
 """Instruction data: a file of conversations beside a folder of images, as one Arrow table of checked records.
 
-The table of a large file is made once, kept in the cache of the datasets library and memory-mapped from then on, until
-the file changes; that of a small file is made in memory each time. Images are opened when a batch needs them.
+The table of a large file is kept in the cache of the datasets library and memory-mapped, until the file changes. Images
+are opened when a batch needs them.
 
 Legend: R records.
 """
@@ -27,6 +27,7 @@ from subtoken_train.datasets.known_files import absent
 from subtoken_train.datasets.row_files import Kind, file_kind, files_of_set, kept_rows, placed_rows
 from subtoken_train.datasets.unknown_tokens import SomeTexts, spread
 from subtoken_train.documents import real_path
+from subtoken_train.errors import at_place
 from subtoken_train.families.literal_marks import with_marks
 from subtoken_train.types import Turn
 
@@ -41,7 +42,7 @@ _COLUMNS: dict[str, Kind] = {
 
 @dataclass(frozen=True)
 class Record:
-    """One conversation."""
+    """One conversation of a data file."""
 
     id: str  # the record's own id (its position in the file where it has none), as text
     images: list[PictureSource]  # images and videos in the order of their placeholders; empty for a text-only record
@@ -83,13 +84,14 @@ class InstructionRecords(Dataset[Record]):
     def __getitem__(self, index: int) -> Record:
         row = self._row(index)
         name = form.record_id(row, index)
-        try:
+        with at_place(f"record {name!r}: "):
             images = map(self._inside, form.image_names(row))
-            videos = (self._video(row, video) for video in form.video_names(row))
+            named = (
+                self._inside(x) if isinstance(x, str) else tuple(map(self._inside, x)) for x in form.video_names(row)
+            )
+            videos = (VideoSource(x, float(row.get("fps", 1.0)), self.images_outside_folder) for x in named)
             marked = form.pictures_marked(row)
             pictures: list[PictureSource] = [next(videos) if video else next(images) for video in marked]
-        except ValueError as error:
-            raise ValueError(f"record {name!r}: {error}") from None
         return Record(name, pictures, turns_of(row), row.get("kind"))
 
     def first_with(self, videos: bool) -> str | None:
@@ -117,10 +119,6 @@ class InstructionRecords(Dataset[Record]):
 
     def _inside(self, name: str) -> Path:
         return inside(self.image_folder, name, self.images_outside_folder)
-
-    def _video(self, row: dict[str, Any], video: str | list[str]) -> VideoSource:
-        frames = self._inside(video) if isinstance(video, str) else tuple(map(self._inside, video))
-        return VideoSource(frames, float(row.get("fps", 1.0)), self.images_outside_folder)
 
     def _row(self, index: int) -> dict[str, Any]:
         row: dict[str, Any] = json.loads(self._table["row"][index].as_py())

@@ -1,7 +1,7 @@
 """Reads the rows of files of every kind that data come in: JSON, JSON lines, Parquet, Arrow (``save_to_disk``), gzip.
 
-Rows of Parquet and Arrow come as JSON's would: labels that ``datasets`` counts by their names, dates as texts. A set in
-several files, ``train-00000-of-00002.parquet`` and so on, is read as one by the name of any of them.
+Rows of Parquet and Arrow come as JSON's would: labels by their names, dates as texts. Any file of a set
+(``train-00000-of-00002.parquet``) names the whole.
 """
 
 from __future__ import annotations

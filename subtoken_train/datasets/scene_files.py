@@ -29,16 +29,20 @@ def write_scene_split(folder: Path, split: str, count: int, seed: int) -> None:
     """Write ``<folder>/<split>.json`` and ``<folder>/<split>/000000.jpg`` and on: one image and question per record.
 
     Training kinds are drawn (15 % describe, 15 % list, the rest even); in dev and test every tenth record is a
-    description and the rest cycle through the short kinds. Record ``i`` is a pure function of (seed, split, i).
+    description and the rest cycle through the short kinds.
     """
     (folder / split).mkdir(parents=True, exist_ok=True)
     records = []
     for index in range(count):
         rng = np.random.default_rng([seed, SPLITS.index(split), index])
-        kind = _balanced_kind(index)
+        block, place = divmod(index, _DESCRIPTION_EVERY)
+        kinds, number = SHORT_KINDS, block * (_DESCRIPTION_EVERY - 1) + place
+        if place == _DESCRIPTION_EVERY - 1:
+            kinds, number = DESCRIPTION_KINDS, block
         if split == "train":
             kinds = DESCRIPTION_KINDS if rng.random() < _DESCRIPTION_SHARE else SHORT_KINDS
-            kind = kinds[int(rng.integers(len(kinds)))]
+            number = int(rng.integers(len(kinds)))
+        kind = kinds[number % len(kinds)]
         scene = draw_scene(rng, split)
         question, answer = ask(rng, scene.objects, kind)
         name = f"{split}/{index:06d}.jpg"
@@ -47,10 +51,3 @@ def write_scene_split(folder: Path, split: str, count: int, seed: int) -> None:
         conversations = [{"from": role, "value": value} for role, value in turns]
         records.append({"id": f"{split}-{index:06d}", "image": name, "kind": kind, "conversations": conversations})
     (folder / f"{split}.json").write_text(json.dumps(records, indent=1), encoding="utf-8")
-
-
-def _balanced_kind(index: int) -> str:
-    block, place = divmod(index, _DESCRIPTION_EVERY)
-    if place == _DESCRIPTION_EVERY - 1:
-        return DESCRIPTION_KINDS[block % len(DESCRIPTION_KINDS)]
-    return SHORT_KINDS[(block * (_DESCRIPTION_EVERY - 1) + place) % len(SHORT_KINDS)]

@@ -2,8 +2,8 @@
 
 A scene is a 96 x 96 image: a 4 x 4 grid of 24-pixel cells, 4 to 9 of which hold a *different* handwritten digit (UCI
 "Optical Recognition of Handwritten Digits", of disjoint originals in each split) in one of six colours, over clutter.
-Everything is a pure function of the random generator. Kinds of questions follow the paper's benchmarks: existence
-(POPE), reading at a place (TextVQA), colour, place and count (GQA, MME), multiple choice (MMBench), captioning.
+Kinds of questions follow the paper's benchmarks: existence (POPE), reading at a place (TextVQA), colour, place and
+count (GQA, MME), multiple choice (MMBench), captioning.
 """
 
 from collections.abc import Callable
@@ -110,8 +110,8 @@ def draw_scene(rng: np.random.Generator, split: str) -> Scene:
 
 Objects = tuple[SceneObject, ...]
 OPTION_LETTERS = ("A", "B", "C")
-SHORT_KINDS = ("exists", "exists_color", "color", "read", "where", "count", "choice")
-DESCRIPTION_KINDS = ("describe", "list")
+SHORT_KINDS: tuple[str, ...] = ("exists", "exists_color", "color", "read", "where", "count", "choice")
+DESCRIPTION_KINDS: tuple[str, ...] = ("describe", "list")
 KINDS = SHORT_KINDS + DESCRIPTION_KINDS
 
 

@@ -1,8 +1,7 @@
 """Text-only samples as padded batches: a context, a query and what is predicted. Legend: B batch, N positions.
 
-A sample is laid out as ``[SYSTEM ... | CONTEXT ... | QUERY ... | ANSWER ...]``, often without the first. The ANSWER
-tokens are predicted, so nothing that is decided before them may look at them. Where a sample has no ANSWER, the whole
-query region is read *and* predicted.
+A sample is ``[SYSTEM ... | CONTEXT ... | QUERY ... | ANSWER ...]``, often without the first. Nothing that is decided
+before ANSWER may look at it. Where a sample has none, the whole query region is read *and* predicted.
 """
 
 from bisect import bisect_left
@@ -20,7 +19,7 @@ QUERY_TOKENS = 64  # last tokens of a prompt that ask, unless told
 
 @dataclass(frozen=True)
 class TextSample:
-    """One unpadded sequence."""
+    """One text as unpadded token ids."""
 
     input_ids: Sequence[int]  # token ids; a BOS, where there is one, is the first of the system's or the context
     context_length: int
@@ -67,7 +66,7 @@ def collate_text(samples: Sequence[TextSample], pad_id: int) -> Batch:
 
 
 def context_tokens(family: Family, token_ids: list[int], asking: int = QUERY_TOKENS) -> int:
-    """Tokens that are context: up to the last blank line of the later half, else all but the last ``asking`` ones."""
+    """Count context tokens: up to the last blank line of the later half, else all but the last ``asking`` ones."""
 
     def text(start: int) -> str:
         ending: str = family.tokenizer.decode(token_ids[start - 1 :])
@@ -86,9 +85,8 @@ def chat_split(
 ) -> tuple[int, int]:
     """Return how many tokens of a chat's prompt stand before its context, and how many before what asks.
 
-    The last question asks, and so does the template's end: all of it where it has at most ``asking`` tokens, then what
-    was said before may be compressed; otherwise its last part, as ``context_tokens``. ``starts``: the characters of
-    ``ids``.
+    The last question asks, with the template's end: all of it where it has at most ``asking`` tokens, otherwise its
+    last part, as ``context_tokens``. ``starts``: the characters of ``ids``.
     """
     if not starts:
         raise ValueError("the tokenizer gives no character offsets; install its fast (tokenizer.json) version")

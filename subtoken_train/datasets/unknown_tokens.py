@@ -59,11 +59,8 @@ def say_unknown(tokenizer: Any, some: SomeTexts, what: str) -> str | None:
     if found.share <= TOLERATED:
         return f"{what}: {found.words}"
     named = f", for instance {', '.join(map(repr, found.examples))}" if found.examples else ""
-    warnings.warn(
-        f"{what}: {found.words}{named}: the model can neither read nor say it; use a backbone that knows these words",
-        SubTokenWarning,
-        stacklevel=2,
-    )
+    instead = "the model can neither read nor say it; use a backbone that knows these words"
+    warnings.warn(f"{what}: {found.words}{named}: {instead}", SubTokenWarning, stacklevel=2)
     return None
 
 

@@ -43,17 +43,17 @@ _HOUR = 3600  # seconds that a visitor's answers and pictures are kept
 
 
 def build_page(models: SideBySide) -> gr.Blocks:
-    """The page over some models; ``launch`` it with ``looks()``."""
+    """Build the page over some models; ``launch`` it with ``looks()``."""
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(_HOUR, _HOUR)) as page:
         gr.Markdown(f"# {TITLE}\n\n{SEEN}")
         samples = [list(preset) for preset in presets(models.sees_images)]
-        (shown_first, asked_first), alone = samples[0], models.sides[-1].title == "compressed"
+        (shown_first, asked_first), alone = samples[0], models.sides[1].title == "compressed"
         with gr.Row():
             with gr.Column():
                 about = _picture(shown_first) if models.sees_images else _text(shown_first)
             with gr.Column():
                 question = gr.Textbox(asked_first, label="question", elem_id="question")
-                settings = _settings(compresses=alone)
+                settings = _settings(compresses=alone, reads=not models.sees_images)
                 button = gr.Button("Ask", variant="primary", elem_id="ask")
                 words = gr.Textbox(label="to know", visible=False, elem_id="words")
         texts, tokens = [], []
@@ -72,11 +72,8 @@ def build_page(models: SideBySide) -> gr.Blocks:
         answers, dark = gr.State([], time_to_live=_HOUR), gr.Checkbox(visible=False)
         page.load(None, None, dark, js="() => document.body.classList.contains('dark')", api_name=False)
 
-        def respond(
-            about: str | None, question: str, eviction: str, keep: str, kv_dtype: KVDtype
-        ) -> Iterator[list[Any]]:
-            chosen = None if eviction == NO_EVICTION else eviction
-            yield from _respond(models, about, question, chosen, keep, kv_dtype)
+        def respond(*given: Any) -> Iterator[list[Any]]:
+            yield from _respond(models, *given)
 
         def draw(answers: list[SideAnswer], layer: int, dark: bool) -> list[Any]:
             return _drawings(answers, layer, dark, models)
@@ -106,26 +103,23 @@ def _picture(shown: str) -> gr.Image:
     return picture
 
 
-def _settings(compresses: bool) -> list[gr.components.Component]:
+def _settings(compresses: bool, reads: bool) -> list[gr.components.Component]:
     """Make the fields that compress; those of a backbone alone start compressed, so that its sides differ."""
-    chosen = "kvzip" if compresses else NO_EVICTION
+    chosen, share = ("kvzip", "0.25") if compresses else (NO_EVICTION, "0.5")
     with gr.Row():
         names, info = [NO_EVICTION, *EVICTIONS], "all but the backbone's; or write ada(snapkv)"
         eviction = gr.Dropdown(
             names, value=chosen, label="eviction", info=info, allow_custom_value=True, elem_id="eviction"
         )
-        keep = gr.Textbox(
-            "0.25" if compresses else "0.5",
-            label="it keeps",
-            info="0.5 of the entries, 32tokens or 20kB",
-            elem_id="keep",
-        )
+        info = "0.5 of the entries, 32tokens or 20kB"
+        keep = gr.Textbox(share, label="it keeps", info=info, elem_id="keep")
         kinds = gr.Dropdown(list(FORMATS), label="held in", info="all but the backbone's", elem_id="kv-dtype")
-    return [eviction, keep, kinds]
+    words = "go on with this sentence (else it is a question in the chat template)"
+    return [eviction, keep, kinds, gr.Checkbox(reads, label=words, visible=reads, elem_id="raw")]
 
 
 def looks() -> gr.themes.Base:
-    """A theme without fonts of others."""
+    """Return a theme without fonts of others."""
     return gr.themes.Base(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
 
 
@@ -135,7 +129,7 @@ def _drawing(name: str, visible: bool = True) -> gr.Image:
 
 
 def _respond(
-    models: SideBySide, about: str | None, question: str, eviction: str | None, keep: str, kv_dtype: KVDtype
+    models: SideBySide, about: str | None, question: str, eviction: str, keep: str, kv_dtype: KVDtype, raw: bool
 ) -> Iterator[list[Any]]:
     texts, answers, said = [""] * len(models.sides), list[SideAnswer](), list[str]()
 
@@ -148,7 +142,7 @@ def _respond(
         if about is None:
             raise ValueError("there is no picture; upload one, or use one of the examples")
         shown = open_image(Path(about)) if models.sees_images else about
-        for spoken in models.ask(shown, question, eviction, keep, kv_dtype):
+        for spoken in models.ask(shown, question, None if eviction == NO_EVICTION else eviction, keep, kv_dtype, raw):
             texts[spoken.place] = spoken.text
             if spoken.answer is not None:
                 answers.append(spoken.answer)

@@ -16,22 +16,22 @@ from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.demo.side_by_side import SideAnswer
 from subtoken_train.evaluation.charts import axes_in_a_row, draw_cells, image_of
 from subtoken_train.evaluation.picture import kept_picture, kept_tokens
+from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.ledger.kv_budget import share_words
 from subtoken_train.resources import resource
-from subtoken_train.types import LayerPlan, Plan, in_compressed_region
+from subtoken_train.types import Plan, in_compressed_region
 
-TEXT_QUESTION = "What is the code of the moose?"
-"""Asked of the shipped text, which says it once."""
 PICTURE_QUESTION = "what is at C2 ?"
 """Chosen because the shipped models answer it differently; the answer is yellow 7."""
 
 
 def presets(pictures: bool = True) -> list[tuple[str, str]]:
-    """(path of a picture, question): one on which models differ, then every sample; or the shipped text and its own."""
+    """(path of a picture, question), the first one on which models differ; or (text, sentence to go on with)."""
     if not pictures:
-        return [((resource("data/samples") / "long.txt").read_text(encoding="utf-8"), TEXT_QUESTION)]
+        facts = build_task("facts", contexts=1, facts=4, words=250).samples()
+        return [(each.prompt[: each.context_characters], each.prompt.rpartition("Answer: ")[2]) for each in facts]
     records = InstructionRecords(resource("data/samples") / "questions.json")
-    found = [records[i] for i in range(len(records))]
+    found = (records[i] for i in range(len(records)))
     asked = [(str(each.images[0]), each.turns[-1].prompt.removeprefix("<image>").strip()) for each in found]
     return [(asked[0][0], PICTURE_QUESTION), *asked]
 
@@ -48,22 +48,21 @@ LEGEND = (
 
 
 def facts_table(answers: Sequence[SideAnswer]) -> str:
-    """HTML: a row for each answer, which a narrow page shows as a card. Bytes are ``CacheReport``'s, without slack."""
+    """Write an HTML row for each answer, a card on a narrow page. Bytes are ``CacheReport``'s, without slack."""
     head = "".join(f"<th>{name}</th>" for name in COLUMNS)
-    rows = [zip(COLUMNS, _row(answer), strict=True) for answer in answers]
-    cells = ["".join(f'<td data-name="{name}">{escape(text)}</td>' for name, text in row) for row in rows]
-    body = "".join(f"<tr>{row}</tr>" for row in cells)
+    body = ""
+    for answer in answers:
+        report = answer.report
+        held = report.total_bytes - report.slack_bytes
+        whole = report.kept_entries is not None and report.nominal_fraction == 1
+        nominal = "-" if whole else f"{report.nominal_fraction:.3%}"
+        shares = share_words(held / report.dense_bytes, 1), nominal, f"{report.realised_fraction:.3%}"
+        seconds = f"{answer.prefill_seconds:.2f}", f"{answer.decode_seconds:.2f}"
+        texts = f"{held:,}", *shares, f"{report.index_bytes:,}", *seconds, str(answer.tokens)
+        row = zip(COLUMNS, (answer.title, answer.method, *texts), strict=True)
+        cells = "".join(f'<td data-name="{name}">{escape(text)}</td>' for name, text in row)
+        body += f"<tr>{cells}</tr>"
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p>{LEGEND}</p>"
-
-
-def _row(answer: SideAnswer) -> tuple[str, ...]:
-    report = answer.report
-    held = report.total_bytes - report.slack_bytes
-    whole = report.kept_entries is not None and report.nominal_fraction == 1
-    nominal = "-" if whole else f"{report.nominal_fraction:.3%}"
-    shares = share_words(held / report.dense_bytes, 1), nominal, f"{report.realised_fraction:.3%}"
-    seconds = f"{answer.prefill_seconds:.2f}", f"{answer.decode_seconds:.2f}"
-    return answer.title, answer.method, f"{held:,}", *shares, f"{report.index_bytes:,}", *seconds, str(answer.tokens)
 
 
 _matplotlib = threading.Lock()  # its settings are the process's
@@ -89,24 +88,20 @@ def kept_groups(plan: Plan, regions_N: Tensor) -> KeptGroups | None:
     if groups is None:
         return None
     keys = next((layer.heads_BNh.shape[-1] for layer in plan.layers if layer.heads_BNh is not None), 0)
-    marks = [_marks(layer, regions_N, keys, groups) for layer in plan.layers]
+    marks = []
+    for layer in plan.layers:
+        valid, parts = layer.entries_BN[0] >= 0, list[Tensor]()
+        shown = in_compressed_region(regions_N.cpu()[layer.entries_BN[0][valid].cpu()])
+        for marks_BNk, columns in ((layer.heads_BNh, keys), (layer.group_mask_BNS, groups)):
+            whole = torch.ones(int(shown.sum()), columns, dtype=torch.bool)
+            parts.append(whole if marks_BNk is None else marks_BNk[0][valid].cpu()[shown])
+        marks.append(torch.cat(parts, -1))
     # a layer that keeps no token keeps none of their groups
     return KeptGroups(keys, torch.stack([each.float().sum(0) / max(1, len(each)) for each in marks]), marks)
 
 
-def _marks(layer: LayerPlan, regions_N: Tensor, keys: int, groups: int) -> Tensor:
-    valid = layer.entries_BN[0] >= 0
-    entries = layer.entries_BN[0][valid].cpu()
-    shown = in_compressed_region(regions_N.cpu()[entries])
-    parts = []
-    for marks_BNk, columns in ((layer.heads_BNh, keys), (layer.group_mask_BNS, groups)):
-        whole = torch.ones(int(shown.sum()), columns, dtype=torch.bool)
-        parts.append(whole if marks_BNk is None else marks_BNk[0][valid].cpu()[shown])
-    return torch.cat(parts, -1)
-
-
 def token_words(answer: SideAnswer, layer: int) -> list[tuple[str, float | None]]:
-    """The text in pieces of whole characters, and the mean share of a layer's heads that keep a piece's tokens."""
+    """Split the text into whole characters, each piece with the mean share of a layer's heads that keep its tokens."""
     shown_N = in_compressed_region(answer.batch.regions_BN[0])
     shares = kept_tokens(answer.plan.layers[layer], shown_N).share_T.tolist()
     decode, words = answer.family.tokenizer.decode, list[tuple[str, float | None]]()
@@ -121,7 +116,7 @@ def token_words(answer: SideAnswer, layer: int) -> list[tuple[str, float | None]
 
 
 def marked_text(answer: SideAnswer, layer: int) -> str:
-    """HTML of ``token_words``: the larger a piece's share, the stronger its colour."""
+    """Write ``token_words`` as HTML: the larger a piece's share, the stronger its colour."""
     pieces = [
         f'<span style="background: rgb(37 99 235 / {0.7 * (share or 0):.2f})">{escape(piece)}</span>'
         for piece, share in token_words(answer, layer)
@@ -131,14 +126,14 @@ def marked_text(answer: SideAnswer, layer: int) -> str:
 
 
 def token_picture(answer: SideAnswer, layer: int, dark: bool = False) -> Image.Image | None:
-    """The picture with the tokens that a layer keeps; as it is where they cannot be drawn (``answer.undrawn``)."""
+    """Draw the tokens that a layer keeps on the picture; without them where that is impossible (``answer.undrawn``)."""
     if answer.undrawn is not None or answer.image is None:
         return answer.image
     return kept_picture(answer.image, answer.family, answer.batch, answer.plan, [layer], dark)
 
 
 def group_pictures(answer: SideAnswer, layer: int) -> list[Image.Image]:
-    """Kept groups of all layers, and those of every kept token in one; none where nothing is routed."""
+    """Draw the kept groups of all layers, and those of every kept token in one; none where nothing is routed."""
     kept = kept_groups(answer.plan, answer.batch.regions_BN[0])
     if kept is None:
         return []

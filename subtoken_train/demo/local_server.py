@@ -46,7 +46,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 @contextmanager
 def served(models: SideBySide, host: str, port: int) -> Iterator[str]:
-    """Inside the block the page is at the address given; what was uploaded and drawn is removed afterwards."""
+    """Serve the page at the address given inside the block; afterwards what was uploaded and drawn is removed."""
     with TemporaryDirectory(prefix="subtoken_demo_") as folder:
         before = os.environ.get("no_proxy")  # the spelling that goes before NO_PROXY
         # before Gradio is imported, which reads them; a port is tried on GRADIO_SERVER_NAME, whatever launch is told
@@ -107,4 +107,4 @@ def _in_use(host: str, port: int) -> ValueError:
 
 
 def _no_host(host: str) -> ValueError:
-    return ValueError(f"--host {host} is no address of this machine; 127.0.0.1 is heard here alone, 0.0.0.0 everywhere")
+    return ValueError(f"--host {host} is no address of this machine; use 127.0.0.1 (only here) or 0.0.0.0 (everywhere)")

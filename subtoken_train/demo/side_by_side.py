@@ -30,6 +30,11 @@ from subtoken_train.kernels.formats import KVDtype
 from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Batch, Plan
 
+Seen = Image.Image | str
+"""What is asked about."""
+Say = Callable[[str], None]
+"""Where pieces of an answer go."""
+
 
 class SideAnswer(NamedTuple):
     """One model's finished answer, and what is left of its cache to look at.
@@ -73,7 +78,7 @@ def compressed_by(backbone: CompressedBackbone, compression: Compression) -> str
 
 
 def why_undrawn(backbone: CompressedBackbone, batch: Batch) -> str | None:
-    """Why kept tokens cannot be drawn on the picture, or marked in the text; None where they can."""
+    """Say why kept tokens cannot be drawn on the picture, or marked in the text; None where they can."""
     try:
         check_places(backbone)
         if backbone.family.sees_images:
@@ -84,18 +89,19 @@ def why_undrawn(backbone: CompressedBackbone, batch: Batch) -> str | None:
 
 
 class ShownModel(NamedTuple):
-    """One of the models that are asked; ``load`` takes its turn on the backbone, and what had it runs no more."""
+    """A model that is asked: ``load`` takes its turn on the backbone; ``eviction``: its own, whatever is chosen."""
 
     title: str
     load: Callable[[], CompressedBackbone]
     compresses: bool
+    eviction: str | None = None
 
 
 class SideBySide:
     """Loads what an adapter names, and asks its sides (backbone, anchor where there is one, itself) one after another.
 
     The frozen backbone is in memory once; several askers wait for each other. Without ``backbone`` it is where the
-    adapters say; without ``adapter`` it is the one side, and itself under the page's compression the other.
+    adapters say; without ``adapter`` it is all sides: itself, under the page's compression, and under SnapKV.
     """
 
     def __init__(
@@ -113,35 +119,37 @@ class SideBySide:
         self.num_layers, self.sees_images = self._family.shape.num_layers, self._family.sees_images
 
     def ask(
-        self, about: Image.Image | str, question: str, eviction: str | None, keep: str, kv_dtype: KVDtype = "model"
+        self,
+        about: Seen,
+        question: str,
+        eviction: str | None,
+        keep: str,
+        kv_dtype: KVDtype = "model",
+        raw: bool = False,
     ) -> Iterator[Spoken]:
-        """Every side's answer, piece by piece; an iterator that is closed stops after the next token."""
+        """Every side's answer, piece by piece; closing it stops after the next token. ``raw``: as ``ask`` has it."""
         if eviction is not None and threshold_file(keep) is not None:  # which whoever sees the page would choose
             raise ValueError("eviction_keep of this page reads no file; write threshold:-4, or a share")
-        kept = keep if eviction else None
-        spec = ArmSpec(backbone="-", eviction=eviction, eviction_keep=kept, kv_dtype=kv_dtype, written="argument")
-        spec.compression().check(self._family)  # before the backbone answers for nothing
+        chosen = [side.eviction or eviction for side in self.sides]
+        given: dict[str, Any] = {"backbone": "-", "kv_dtype": kv_dtype, "written": "argument"}
+        specs = [ArmSpec(eviction=each, eviction_keep=keep if each else None, **given) for each in chosen]
+        for spec in specs:
+            spec.compression().check(self._family)  # before the backbone answers for nothing
         if isinstance(about, str):
-            self._check_text(about, question)
+            if not about.strip() or not question.strip():
+                raise ValueError("text or question is empty; write both, or use the example")
+            bound, length = position_bound(self._family.model.config), len(self._family.tokenizer(about)["input_ids"])
+            words = f"the text has {length:,} tokens, and the model was made for {bound or 0:,}, its answer among them"
+            refuse((bound is not None and length > bound - ANSWER_TOKENS, f"{words}; shorten the text"))
         stopped = threading.Event()
         try:
-            for place, side in enumerate(self.sides):
-                yield from self._answer(place, side, partial(self._asked, side, spec, about, question, stopped))
+            for place, (side, spec) in enumerate(zip(self.sides, specs, strict=True)):
+                yield from self._answer(place, side, partial(self._asked, side, spec, about, question, raw, stopped))
         finally:
             stopped.set()
 
-    def _check_text(self, text: str, question: str) -> None:
-        if not text.strip() or not question.strip():
-            raise ValueError("text or question is empty; write both, or use the example")
-        bound, length = position_bound(self._family.model.config), len(self._family.tokenizer(text)["input_ids"])
-        words = f"the text has {length:,} tokens, and the model was made for {bound or 0:,}, its answer among them"
-        refuse((bound is not None and length > bound - ANSWER_TOKENS, f"{words}; shorten the text"))
-
-    def _answer(
-        self, place: int, side: ShownModel, asked: Callable[[Callable[[str], None]], SideAnswer]
-    ) -> Iterator[Spoken]:
-        # made in a thread of its own
-        pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    def _answer(self, place: int, side: ShownModel, asked: Callable[[Say], SideAnswer]) -> Iterator[Spoken]:
+        pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # of an answer made in a thread of its own
         future: Future[SideAnswer] = Future()
 
         def work() -> None:
@@ -164,24 +172,21 @@ class SideBySide:
             raise ValueError(f"{side.title}: {error}" if side.compresses else str(error)) from None
 
     def _asked(
-        self,
-        side: ShownModel,
-        spec: ArmSpec,
-        about: Image.Image | str,
-        question: str,
-        stopped: threading.Event,
-        say: Callable[[str], None],
+        self, side: ShownModel, spec: ArmSpec, about: Seen, question: str, raw: bool, stopped: threading.Event, say: Say
     ) -> SideAnswer:
         with self._turn, warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always", SubTokenWarning)
+            warnings.filterwarnings("ignore", "a raw prompt")  # the page says so itself
             backbone = side.load()
             compression = spec.compression(backbone.reducer.round_up) if side.compresses else Compression()
             stream = AnswerStream(backbone.family.tokenizer, say, stopped.is_set)
             model = SubTokenModel.around(backbone, compression)
+            tokens = ANSWER_TOKENS // 4 if raw else ANSWER_TOKENS  # a text has no end
+            how = {"do_sample": False, "max_new_tokens": tokens, "streamer": stream, "stopping_criteria": [stream]}
             if isinstance(about, str) and reader_of_question(backbone, compression) is None:
-                made = _blind(model, about, question, stream)
+                made = _blind(model, about, question, raw, how)
             else:
-                made = _whole(model, about, question, stream)
+                made = _whole(model, about, question, raw, how)
             image = None if isinstance(about, str) else about
             notes = tuple(str(note.message) for note in said if issubclass(note.category, SubTokenWarning))
             own = side.title, compressed_by(backbone, compression), len(stream.token_ids), image, backbone.family
@@ -192,27 +197,23 @@ Generated = tuple[Batch, Plan, CacheReport, float, float]
 """A prompt without pixels, what its cache keeps and takes, and the seconds of the prompt and of the answer."""
 
 
-def _settings(stream: AnswerStream) -> dict[str, Any]:
-    return {"do_sample": False, "max_new_tokens": ANSWER_TOKENS, "streamer": stream, "stopping_criteria": [stream]}
-
-
-def _whole(model: SubTokenModel, about: Image.Image | str, question: str, stream: AnswerStream) -> Generated:
+def _whole(model: SubTokenModel, about: Seen, question: str, raw: bool, how: dict[str, Any]) -> Generated:
     prompt = (f"{about}\n\n{question}",) if isinstance(about, str) else (question, [about])
-    inputs: dict[str, Any] = model.inputs(*prompt)
-    model.generate(**inputs, **_settings(stream))
+    inputs: dict[str, Any] = model.inputs(*prompt, raw=raw)
+    model.generate(**inputs, **how)
     last = model.last
     assert last is not None
     return last.batch, last.plan, model.cache_report(), last.prefill_seconds, last.decode_seconds
 
 
-def _blind(model: SubTokenModel, text: str, question: str, stream: AnswerStream) -> Generated:
+def _blind(model: SubTokenModel, text: str, question: str, raw: bool, how: dict[str, Any]) -> Generated:
     clock = time.perf_counter()
-    batch, frames = context_batches(model.backbone, model.compression, [text])
+    batch, frames = context_batches(model.backbone, model.compression, [text], raw)
     with serving(model.backbone.family):
         context = CompressedContext.of(model.backbone, model.compression, batch, frames)
     took = time.perf_counter() - clock
     cache = context.packed.branch()
-    context.generate(context.question_ids(question), cache, **_settings(stream))
+    context.generate(context.question_ids(f"\n\n{question}" if raw else question), cache, **how)
     assert context.plan is not None
     return batch, context.plan, context.report_of(cache), took, time.perf_counter() - clock - took
 
@@ -225,27 +226,24 @@ def _of_backbone(pool: ModelPool, anchor: str | None, backbone: str | None) -> l
     if pool.find(backbone) is not None:  # both sides would be routed
         raise ValueError(f"--backbone {backbone} is an adapter; write --adapter {backbone}")
     load = partial(pool.get, backbone)
-    return [ShownModel("backbone", load, False), ShownModel("compressed", load, True)]
+    chosen = [ShownModel("backbone", load, False), ShownModel("compressed", load, True)]
+    return [*chosen, ShownModel("SnapKV", load, True, "snapkv")]
 
 
 def _of_adapter(pool: ModelPool, adapter: str, anchor: str | None, backbone: str | None) -> list[ShownModel]:
     config = pool.adapter(adapter)
-    if anchor is not None:
-        _check_backbones(pool, adapter, anchor, backbone)
     source = adapter_backbone(pool.folder(adapter), config, backbone)
+    if anchor is not None:
+        other = vars(in_one_place(adapter_backbone(pool.folder(anchor), pool.adapter(anchor), backbone)))
+        own = vars(in_one_place(source)).items()
+        differ = [f"{name} {value} and {other[name]}" for name, value in own if value != other[name]]
+        words = f"{adapter} and its anchor {anchor} are not on one backbone ({', '.join(differ)})"
+        refuse((differ, f"{words}; use an anchor that was trained on the same one"))
     whole = partial(pool.get, source.path, revision=source.revision, backbone=source)
     if config.merged:  # its backbone is in these weights alone
         whole = partial(pool.get, adapter, reducer=build_reducer("none"), selector="none")
-    own = "adapter" if config.routing is None else "routed model"
+    title = "adapter" if config.routing is None else "routed model"
     sides = [ShownModel("backbone", whole, False)]
     if anchor is not None:
         sides.append(ShownModel("anchor", partial(pool.get, anchor, backbone=backbone), True))
-    return [*sides, ShownModel(own, partial(pool.get, adapter, backbone=backbone), True)]
-
-
-def _check_backbones(pool: ModelPool, adapter: str, anchor: str, backbone: str | None) -> None:
-    sources = (adapter_backbone(pool.folder(name), pool.adapter(name), backbone) for name in (adapter, anchor))
-    own, other = (vars(in_one_place(source)) for source in sources)
-    differ = [f"{name} {own[name]} and {other[name]}" for name in own if own[name] != other[name]]
-    words = f"{adapter} and its anchor {anchor} are not on one backbone ({', '.join(differ)})"
-    refuse((differ, f"{words}; use an anchor that was trained on the same one"))
+    return [*sides, ShownModel(title, partial(pool.get, adapter, backbone=backbone), True)]

@@ -93,7 +93,7 @@ class ContextSplit:
         self._elsewhere: dict[torch.device, ContextSplit] = {}
 
     def window(self, layer: int) -> SlidingWindow | None:
-        """A layer's window; None: its rows see all before them."""
+        """Return a layer's window; None: its rows see all before them."""
         size = self.windows[layer] if self.windows else None
         return None if size is None or self.position_BN is None else SlidingWindow(size, self.position_BN)
 
@@ -107,7 +107,7 @@ class ContextSplit:
         return self._elsewhere[device]
 
     def keep(self, layer: int, query_BHNd: Tensor, key_BhNd: Tensor, value_BhNd: Tensor, scale: float) -> Tensor:
-        """Context tokens that stay in ``layer``, bool [B, N]: of those that a window has not left behind."""
+        """Mark the context tokens that stay in ``layer``, bool [B, N], of those that its window still sees."""
         kept_BN, counts, seen_BN = self.contexts[self.windows[layer] if self.windows else None]
         kept_BN, self.seen[layer] = kept_BN.to(query_BHNd.device), seen_BN.to(query_BHNd.device)
         if self.reducer is not None and any(counts):
@@ -150,7 +150,7 @@ ROW_BLOCK = 512
 
 
 def runs_sdpa(config: Any) -> bool:
-    """True if a decoder was loaded with ``sdpa``."""
+    """Return whether a decoder was loaded with ``sdpa``."""
     return bool(config._attn_implementation.removeprefix(PREFIX) == "sdpa")
 
 
@@ -164,7 +164,7 @@ def check_sdpa(config: Any) -> None:
 def split_attention(
     split: ContextSplit, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, dropout: float
 ) -> Tensor:
-    """Attention of one layer under a split, [B, q, H, d]: [B, H, q, d] queries on [B, h, N, d] keys and values."""
+    """Attend in one layer under a split, [B, q, H, d]: [B, H, q, d] queries, [B, h, N, d] keys and values."""
     read = split.ahead.get(layer) or split.decide(layer, query, key, value, scale)
     if read.gate_BhN is not None:
         places = None if split.unpadded else split.visible_BN
@@ -217,7 +217,7 @@ def use_packed_attention(config: Any) -> None:
 
 @contextmanager
 def reading_packed(config: Any) -> Iterator[None]:
-    """``use_packed_attention`` for a block; the decoder's attention is then what it was."""
+    """Call ``use_packed_attention`` for a block, and restore the decoder's attention after it."""
     with undoing(partial(setattr, config, "_attn_implementation", config._attn_implementation)):
         use_packed_attention(config)
         yield

@@ -23,7 +23,7 @@ ROW_BLOCK = 32
 def row_attention(
     family: Family, layer: int, hidden_BND: Tensor, visible_BN: Tensor, position_ids: Tensor, row_B: Tensor
 ) -> Tensor:
-    """Head-mean attention of rows ``row_B`` (negative: row 0) to all positions in ``layer``, [B, N] in fp32."""
+    """Return the head-mean attention of rows ``row_B`` (negative: row 0) to all positions in ``layer``, fp32 [B, N]."""
     with gathered_weights(family.decoder.layers[layer]):
         attention = LayerAttention(family, layer, hidden_BND, visible_BN, position_ids)
         return attention.heads(row_B.clamp(min=0)[:, None]).mean(1).squeeze(1).to(hidden_BND.device)
@@ -41,7 +41,7 @@ def scouted_row(
     deep_nBND: Tensor | None = None,
     frozen: bool = False,
 ) -> Tensor:
-    """``row_attention`` from embeddings: layers below run unrouted, ``size`` rows at a time; ``frozen``: no LoRA."""
+    """Run ``row_attention`` from embeddings: lower layers unrouted, ``size`` rows at a time; ``frozen``: no LoRA."""
     length = int(row_B.max().clamp(min=0)) + 1
     visible, position = visible_BN[:, :length], position_ids[..., :length]
     deep = None if deep_nBND is None else deep_nBND[:, :, :length]
@@ -67,7 +67,7 @@ def region_attention(
     region_BN: Tensor,
     normed: bool = False,
 ) -> Tensor:
-    """Mean attention of rows ``region_BN`` (none: zeros) over heads, [B, N] in fp32; ``normed``: the norm has run."""
+    """Average rows ``region_BN``'s attention (none: zeros) over heads, [B, N] in fp32; ``normed``: the norm has run."""
     attention = LayerAttention(family, layer, hidden_BND, visible_BN, position_ids, normed)
     return attention_paid(attention.blocks(region_BN)) / region_BN.sum(1, keepdim=True).clamp(min=1)
 
@@ -109,7 +109,7 @@ class LayerAttention:
 
     @torch.no_grad()
     def blocks(self, marks_BN: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Attention of marked rows, as ``View.blocks`` yields it; one block at least."""
+        """Yield the attention of marked rows as ``View.blocks`` does; one block at least."""
         for index_BR, valid_BR in _row_blocks(marks_BN):
             yield index_BR.masked_fill(~valid_BR, -1), self.heads(index_BR).to(marks_BN.device)
 
@@ -126,7 +126,7 @@ class LayerAttention:
             yield pull_BRM.to(marks_BN.device)
 
     def heads(self, index_BR: Tensor) -> Tensor:
-        """Attention of rows ``index_BR`` over all positions, [B, H, R, N] in fp32."""
+        """Return the attention of rows ``index_BR`` to all positions, [B, H, R, N] in fp32."""
         index_BR = index_BR.to(self.visible_BN.device)
         position_BR = None if self.position_BN is None else take_rows(self.position_BN, index_BR)
         query = self.family.query_heads(self.layer, take_rows(self.normed_BND, index_BR), position_BR)

@@ -86,7 +86,7 @@ def assemble(
 
 
 def add_adapters(family: Family, lora: LoraSettings, stage2: Stage2Config | None) -> PeftModel:
-    """LoRA alone: that of an ordinary run, or stage 1's, frozen and still to be loaded, and any on ``o_proj``."""
+    """Add LoRA alone: an ordinary run's, or stage 1's, frozen and still to be loaded, and any on ``o_proj``."""
     if stage2 is None:
         return add_lora(family, lora)
     peft_model = add_lora(family, replace(lora, dropout=0.0))

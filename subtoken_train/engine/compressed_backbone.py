@@ -46,7 +46,7 @@ from subtoken_train.view.view import ABSENT, View
 
 
 class CompressedBackbone(nn.Module):
-    """Family + reducer + router bank. Without a bank it is a token-only arm; with reducer ``none``, the backbone."""
+    """A family with a reducer and a router bank: without a bank a token-only arm, with reducer ``none`` the model."""
 
     def __init__(self, family: Family, reducer: Reducer, bank: RouterBank | None = None) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class CompressedBackbone(nn.Module):
         self._detached = True
 
     def logits(self, result: PromptPass, rows_BM: Tensor | None = None) -> Tensor:
-        """Logits of a pass's rows, [B, M, V]; of some of them (bool [B, M]), [rows, V]."""
+        """Return the logits of a pass's rows, [B, M, V], or of marked ones (bool [B, M]), [rows, V]."""
         return self.family.logits(result.hidden_BMD if rows_BM is None else result.hidden_BMD[rows_BM])
 
     def run(
@@ -364,7 +364,7 @@ class Cutting:
 
 
 def images_of_samples(tokens: Sequence[int], sizes: Sequence[int]) -> list[int]:
-    """Images of every sample, from its tokens and the sizes of the batch's images (of a video a frame or two)."""
+    """List every sample's images, from its tokens and the batch's image sizes (of a video a frame or two)."""
     counts, image = [], 0
     for own in tokens:
         first, seen = image, 0

@@ -42,7 +42,7 @@ class HeadMix:
         self.streaming_B1NN = full_B1NN & held_BNN[:, None]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """Attention of a layer, [B, H, N, d]."""
+        """Attend in a layer, [B, H, N, d]."""
         masks = self.full_B1NN, self.streaming_B1NN
         full, streaming = (fused_attention(query, key, value, scale, mask) for mask in masks)
         alpha_H11 = self.alpha_Lh[layer].repeat_interleave(query.shape[1] // key.shape[1])[:, None, None]
@@ -62,7 +62,7 @@ class FadingEntries:
         self.later_BN = (self.context_BN.cumsum(-1) == self.context_BN.sum(-1, keepdim=True)) & ~self.context_BN
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """Attention of a layer, [B, H, N, d]."""
+        """Attend in a layer, [B, H, N, d]."""
         fades_B1NN = (self.later_BN[:, :, None] & self.context_BN[:, None])[:, None]
         bias_BhNN = torch.where(fades_B1NN, self.stays_LBhN[layer][:, :, None], 0.0)
         unseen_NN = ~Seen(self.visible_BN).of_rows(0, query.shape[2], query.device)
@@ -92,7 +92,7 @@ AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
 
 
 def mixed_hidden(family: Family, embeds_BND: Tensor, position: Tensor, mix: HeadMix | FadingEntries) -> Tensor:
-    """Hidden states after the last layer's norm, [B, N, D], of a pass whose heads are mixed; dropout is off."""
+    """Return hidden states after the last norm, [B, N, D], of a pass whose heads are mixed; dropout is off."""
     decoder = family.decoder
     if any(family.windows):
         raise ValueError(f"{decoder.config.model_type} has sliding windows, and heads are weighed over whole contexts")

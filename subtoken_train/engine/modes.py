@@ -30,7 +30,7 @@ def _switched(parts: list[Any], name: str, inside: bool) -> Iterator[None]:
 
 
 def evaluation_mode(module: nn.Module) -> AbstractContextManager[None]:
-    """Dropout and checkpointing off inside the block; every submodule's own mode is restored."""
+    """Switch dropout and checkpointing off inside the block, then restore every submodule's mode."""
     return _switched([part for part in module.modules() if part.training], "training", False)
 
 
@@ -42,7 +42,7 @@ def without_lora(module: nn.Module) -> AbstractContextManager[None]:
 
 @contextmanager
 def gathered_weights(module: nn.Module) -> Iterator[None]:
-    """A module's weights are whole inside the block, for callers of its parts; every process must enter."""
+    """Hold a module's weights whole inside the block, for callers of its parts; every process must enter."""
     if not isinstance(module, FSDPModule):
         yield
         return
@@ -54,7 +54,7 @@ def gathered_weights(module: nn.Module) -> Iterator[None]:
 
 
 def enable_checkpointing(family: Family, bank: RouterBank | None) -> None:
-    """Non-reentrant gradient checkpointing; layers are recomputed under the routing they first ran with."""
+    """Turn on non-reentrant checkpointing; layers are recomputed under the routing they first ran with."""
     options = {"use_reentrant": False, **({} if bank is None else {"context_fn": bank.checkpoint_contexts})}
     family.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
     for layer in family.decoder.layers:  # transformers asks a layer's own mode, and the frozen backbone is not training

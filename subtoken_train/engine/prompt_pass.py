@@ -23,7 +23,7 @@ from subtoken_train.types import Batch, LayerPlan, Plan, Region
 
 
 def protected_rows(batch: Batch) -> Tensor:
-    """Rows that no reducer drops, bool [B, N]: a token is read from them (before an answer, at a prompt's end)."""
+    """Mark rows that no reducer drops, bool [B, N]: a token is read from them (before an answer, at a prompt's end)."""
     regions_BN = batch.regions_BN
     after_BN = torch.nn.functional.pad(regions_BN[:, 1:], (0, 1), value=int(Region.PADDING))
     answers_BN = (after_BN == Region.ANSWER) & (regions_BN != Region.ANSWER)
@@ -49,14 +49,14 @@ class Rows:
 
     @classmethod
     def whole(cls, regions_BN: Tensor, position: Tensor, deep_nBND: Tensor | None = None) -> Rows:
-        """The rows of an unreduced sequence."""
+        """Return the rows of an unreduced sequence."""
         visible_BN = regions_BN != Region.PADDING
         index_BN = torch.arange(visible_BN.shape[1], device=visible_BN.device).expand(visible_BN.shape)
         following = one_past(position, visible_BN)
         return cls(index_BN, visible_BN, position, count_positions(visible_BN), regions_BN, following, deep_nBND)
 
     def take(self, keep_BM: Tensor, pad_left: bool, policy: PositionPolicy = "original") -> tuple[Rows, Tensor]:
-        """The kept rows and the index that gathers others alike; ``renumber``: positions count anew."""
+        """Return the kept rows and the index that gathers others alike; ``renumber``: positions count anew."""
         index, valid = kept_index(keep_BM, pad_left)
         regions = take_rows(self.regions_BM, index).masked_fill(~valid, Region.PADDING)
         if policy == "renumber":
@@ -75,7 +75,7 @@ class Rows:
         return bool(self.visible_BM.all())
 
     def in_window(self, size: int | None) -> Rows:
-        """The rows as a layer with a window of ``size`` holds them (None: no window)."""
+        """Return the rows as a layer with a window of ``size`` holds them (None: no window)."""
         if size is None:
             return self
         left_BM = ~in_window(self.next_position, self.position, size)[:, 0]
@@ -84,7 +84,7 @@ class Rows:
 
 
 def joined_rows(hidden_BND: Tensor, rows: Rows, joins_BN: Tensor) -> tuple[Tensor, Rows]:
-    """Embeddings, and what the first layers add to them, each the mean of the rows that go to its row."""
+    """Return embeddings, and what the first layers add, each the mean of the rows that go to its row."""
     goes_B1N = joins_BN[:, None].to(hidden_BND.device)
     deep = rows.deep_nBMD
     if deep is not None:
@@ -93,13 +93,13 @@ def joined_rows(hidden_BND: Tensor, rows: Rows, joins_BN: Tensor) -> tuple[Tenso
 
 
 def one_past(position: Tensor, visible_BN: Tensor) -> Tensor:
-    """One past each sample's largest position id (under mRoPE: of all three axes), [B, 1] or [3, B, 1]."""
+    """Return one past each sample's largest position id (mRoPE: of all three axes), [B, 1] or [3, B, 1]."""
     largest = position.masked_fill(~visible_BN, -1).amax(-1, keepdim=True)
     return (largest if largest.dim() == 2 else largest.amax(0, keepdim=True).expand_as(largest)) + 1
 
 
 def question_rows(batch: Batch, rows: Rows) -> Tensor:
-    """The QUERY rows up to ``Batch.rank_position_B``, bool [B, M]: the question that choices may depend on."""
+    """Mark the QUERY rows up to ``Batch.rank_position_B``, bool [B, M]: the question that choices may depend on."""
     return (rows.regions_BM == Region.QUERY) & (rows.index_BM <= batch.rank_position_B[:, None])
 
 
@@ -116,7 +116,7 @@ def layer_plan(
 def layer_plans(
     keep: Sequence[Tensor], groups: Mapping[int, Tensor], indices: Sequence[Tensor | None]
 ) -> list[LayerPlan]:
-    """The plans of all layers; the device is read once."""
+    """Return the plans of all layers; the device is read once."""
     alike = [(id(marks), id(index)) for marks, index in zip(keep, indices, strict=True)]
     first = {pair: layer for layer, pair in reversed(list(enumerate(alike)))}
     longest = torch.stack([keep[layer].any(1).sum(-1).max() for layer in first.values()]).tolist()
@@ -147,7 +147,7 @@ class PromptPass:
     windows: list[int | None] = field(default_factory=list)  # every layer's; empty: none has one
 
     def layer_rows(self) -> list[tuple[Rows, Tensor]]:
-        """Per layer its rows, and the regions of those that its cache holds, [B, M]; PADDING for the others."""
+        """Return each layer's rows, and the regions of those that its cache holds, [B, M]; PADDING for the others."""
         spread = [(layer, rows) for start, stop, rows in self.spans for layer in range(start, stop)]
         if any(self.windows):
             spread = [(layer, rows.in_window(self.windows[layer])) for layer, rows in spread]
@@ -168,7 +168,7 @@ class PromptPass:
         return Plan(layers) if self.routing is None else Plan(layers, self.routing.layout)
 
     def entries(self) -> list[Tensor]:
-        """Per layer the entries that reducer and routers leave, bool [B, h, M] (h = 1: one set for all)."""
+        """Return each layer's entries that reducer and routers leave, bool [B, h, M] (h = 1: one set for all)."""
         keys = {} if self.state is None or self.routing is None else self.state.keys
         regions = [regions_BM for _, regions_BM in self.layer_rows()]
         real = {id(regions_BM): (regions_BM != Region.PADDING)[:, None] for regions_BM in regions}
@@ -176,15 +176,15 @@ class PromptPass:
         return [entries & keys[layer] if layer in keys else entries for layer, entries in enumerate(kept)]
 
     def groups(self) -> dict[int, Tensor]:
-        """The kept value groups of the layers that route, by layer, bool [B, M, S]."""
+        """Return the kept value groups of the layers that route, by layer, bool [B, M, S]."""
         return {} if self.state is None or self.routing is None else self.state.masks
 
     def fills(self) -> dict[int, Tensor]:
-        """The vectors that dropped groups read as, by layer."""
+        """Return the vectors that dropped groups read as, by layer."""
         return {} if self.state is None or self.routing is None else self.state.fills
 
     def labels(self, labels_BN: Tensor) -> Tensor:
-        """The labels of the rows that are left, [B, M]; padding gets -100."""
+        """Return the labels of the rows that are left, [B, M]; padding gets -100."""
         return take_rows(labels_BN, self.rows.index_BM).masked_fill(~self.rows.visible_BM, -100)
 
 

@@ -48,7 +48,7 @@ class TaskRows:
 
 
 def rows_of_task(family: Family, result: PromptPass, plan: TaskPlan) -> TaskRows:
-    """A task's rows after the prompt: a text's count on, repeated tokens (no pieces: all) keep their distances."""
+    """Place a task's rows after the prompt: a text's count on, repeated tokens (no pieces: all) keep distances."""
     rows = result.rows
     start, deep = rows.next_position, rows.deep_nBMD
     assert result.embeds_BND is not None
@@ -104,7 +104,7 @@ def task_view(
 
 
 def task_tokens(family: Family, plan: TaskPlan, regions_BN: Tensor) -> Tensor:
-    """Positions that a task takes after each prompt if the token reducer drops nothing, int64 [B]."""
+    """Count the positions that a task takes after each prompt if the token reducer drops nothing, int64 [B]."""
     if plan.pieces is None:
         return (regions_BN != Region.PADDING).sum(-1)
     texts = [len(_token_ids(family, piece, regions_BN)) for piece in plan.pieces if not isinstance(piece, Tensor)]

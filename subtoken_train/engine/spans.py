@@ -86,7 +86,7 @@ class RunningPass:
         self.hidden_BMD = take_rows(hidden, index)
 
     def entries(self, layer: int, window: int | None) -> Rows:
-        """The rows as a layer's cache holds them: the region of one that is no entry is PADDING."""
+        """Return the rows as a layer's cache holds them: the region of one that is no entry is PADDING."""
         rows = self.rows
         if self.split is not None:
             seen_BM = self.split.seen[layer].to(rows.regions_BM.device)
@@ -186,7 +186,7 @@ def run_chunks(
     between: Callable[[], None] | None = None,
     into: Tensor | None = None,
 ) -> Tensor:
-    """One layer's output for rows that stand after what its cache holds, [B, n, D].
+    """Return one layer's output for rows that stand after what its cache holds, [B, n, D].
 
     Args:
         seen_BN: what may be seen, bool: of the cache's rows first, then of these.

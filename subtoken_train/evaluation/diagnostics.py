@@ -11,8 +11,7 @@ group) pairs by group, ``layers.csv`` each layer's budget and spread of the usag
 Legend: B batch, N positions after the reducer, S value groups, L routed layers, R ranks (tokens of one prompt).
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -103,24 +102,15 @@ def observe(backbone: CompressedBackbone, batch: Batch, with_relevance: bool = F
     return found
 
 
-@contextmanager
-def global_budget(bank: RouterBank) -> Iterator[None]:
-    """Inside the block the routers share out N * K groups over all tokens of a sample."""
-    previous = bank.config
-    bank.config = replace(previous, budget="global")
-    try:
-        yield
-    finally:
-        bank.config = previous
-
-
 def _count(backbone: CompressedBackbone, bank: RouterBank, batch: Batch) -> Diagnosis:
-    own_is_global = bank.config.budget == "global"
-    own = observe(backbone, batch, with_relevance=own_is_global)
-    shared = own
-    if not own_is_global:
-        with global_budget(bank):
+    config = bank.config
+    shared = own = observe(backbone, batch, with_relevance=config.budget == "global")
+    if config.budget != "global":
+        bank.config = replace(config, budget="global")  # N * K groups are shared out over all tokens of a sample
+        try:
             shared = observe(backbone, batch, with_relevance=True)
+        finally:
+            bank.config = config
     layers = list(own.masks)
     ordered = [usage.by_relevance(shared.masks[i], shared.relevance[i], shared.routed[i]) for i in layers]
     return Diagnosis(

@@ -98,12 +98,8 @@ def watched(method: Eviction, layers: list[WatchedEntries]) -> Eviction:
         body_BN = in_compressed_region(view.regions_BN)
         mass = torch.zeros(*view.query_BHNd.shape[:3], device=nothing.device)
         none_BH = torch.zeros_like(density_BH, dtype=torch.long)
-        layers.append(
-            WatchedEntries(
-                view.key_BhNd, view.entries_BN, body_BN, asking_BH, density_BH, mass, none_BH, none_BH[:, 0],
-                nothing, nothing[:, None],
-            )
-        )  # fmt: skip
+        seen = view.key_BhNd, view.entries_BN, body_BN, asking_BH, density_BH
+        layers.append(WatchedEntries(*seen, mass, none_BH, none_BH[:, 0], nothing, nothing[:, None]))
         return scores
 
     def keep(self: Eviction, scores: list[Scores], candidates: Candidates) -> list[Tensor]:
@@ -233,16 +229,12 @@ def write_eviction_tables(rows: list[PromptLayer], folder: Path) -> None:
 def draw_eviction(rows: list[PromptLayer], label: str, folder: Path) -> None:
     """Draw the PNG file into an existing folder; ``label`` names the compression."""
     means = eviction_layers(rows)
-    figure, (left, middle, body, right) = axes_in_a_row(4)
+    figure, (left, *others) = axes_in_a_row(4)
     draw_bars(left, means["kept"].tolist(), f"budget per layer, {label}", "layer", "entries that stay, mean")
-
-    def columns(names: dict[str, str]) -> dict[str, list[float]]:
-        return {words: means[name].tolist() for words, name in names.items()}
-
     sparsity = {"prompt": "prompt_sparsity", "generated tokens": "generated_sparsity", "rows that ask": "sparsity"}
-    draw_lines(middle, columns(sparsity), "sparsity", "layer", "share")
     on_body = {"of what generated tokens read": "body_attention", "of the entries they read most": "body_coverage"}
-    draw_lines(body, columns(on_body), "image or context", "layer", "share")
     foreseen = {"hit rate": "hit_rate", "attention kept": "attention_kept", "hit rate by chance": "kept_share"}
-    draw_lines(right, columns(foreseen), "what stays, against what is read", "layer", "share")
+    shown = {"sparsity": sparsity, "image or context": on_body, "what stays, against what is read": foreseen}
+    for axes, (title, names) in zip(others, shown.items(), strict=True):
+        draw_lines(axes, {words: means[name].tolist() for words, name in names.items()}, title, "layer", "share")
     image_of(figure).save(folder / "eviction.png")

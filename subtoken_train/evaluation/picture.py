@@ -80,32 +80,23 @@ def kept_picture(
     cell = max(SMALLEST_CELL, SIDE // max(rows, columns))
     seen = family.framed(image).resize((columns * cell, rows * cell))
     visual_N = batch.regions_BN[0] == Region.VISUAL
-    kept, paper = [kept_tokens(plan.layers[layer], visual_N) for layer in layers], NIGHT if dark else PAPER
-    panels = [_panel(seen, own, (rows, columns), layer, paper) for layer, own in zip(layers, kept, strict=True)]
-    row = Image.new("RGB", (sum(panel.width for panel in panels), panels[0].height), paper)
-    for place, panel in enumerate(panels):
-        row.paste(panel, (place * panel.width, 0))
+    ground, ink = (NIGHT, PAPER) if dark else (PAPER, INK)
+    wide, paper = seen.width + 2 * MARGIN, Image.new("RGB", seen.size, ground)
+    row = Image.new("RGB", (wide * len(layers), seen.height + TITLE + MARGIN), ground)
+    draw = ImageDraw.Draw(row)
+    for left, layer in zip(range(0, row.width, wide), layers, strict=True):
+        kept = kept_tokens(plan.layers[layer], visual_N)
+        depth = Image.new("L", (columns, rows))
+        depth.putdata([round(255 * DIMMED * (1 - share)) for share in kept.share_T.tolist()])
+        mask = depth.resize(seen.size, Image.Resampling.NEAREST)
+        row.paste(Image.composite(paper, seen, mask), (left + MARGIN, TITLE))
+        title = f"layer {layer}: {int((kept.share_T > 0).sum())} of {len(kept.share_T)} visual tokens"
+        if kept.groups_T is not None:
+            title += f", {int(kept.groups_T.sum())} of {kept.num_groups * len(kept.share_T)} groups"
+            font = ImageFont.load_default(min(18, cell // 2))
+            for place, (share, groups) in enumerate(zip(kept.share_T.tolist(), kept.groups_T.tolist(), strict=True)):
+                if share:
+                    x, y = left + MARGIN + (place % columns + 0.5) * cell, TITLE + (place // columns + 0.5) * cell
+                    draw.text((x, y), str(groups), PAPER, font, "mm", stroke_width=2, stroke_fill=INK)
+        draw.text((left + wide / 2, TITLE / 2), title, ink, ImageFont.load_default(22), "mm")
     return row
-
-
-def _panel(
-    seen: Image.Image, kept: KeptTokens, grid: tuple[int, int], layer: int, ground: tuple[int, int, int]
-) -> Image.Image:
-    rows, columns = grid
-    cell = seen.width // columns
-    panel = Image.new("RGB", (seen.width + 2 * MARGIN, seen.height + TITLE + MARGIN), ground)
-    depth = Image.new("L", (columns, rows))
-    depth.putdata([round(255 * DIMMED * (1 - share)) for share in kept.share_T.tolist()])
-    paper, mask = Image.new("RGB", seen.size, ground), depth.resize(seen.size, Image.Resampling.NEAREST)
-    panel.paste(Image.composite(paper, seen, mask), (MARGIN, TITLE))
-    draw = ImageDraw.Draw(panel)
-    title = f"layer {layer}: {int((kept.share_T > 0).sum())} of {len(kept.share_T)} visual tokens"
-    if kept.groups_T is not None:
-        title += f", {int(kept.groups_T.sum())} of {kept.num_groups * len(kept.share_T)} groups"
-        font = ImageFont.load_default(min(18, cell // 2))
-        for place, (share, groups) in enumerate(zip(kept.share_T.tolist(), kept.groups_T.tolist(), strict=True)):
-            if share:
-                x, y = MARGIN + (place % columns + 0.5) * cell, TITLE + (place // columns + 0.5) * cell
-                draw.text((x, y), str(groups), PAPER, font, "mm", stroke_width=2, stroke_fill=INK)
-    draw.text((panel.width / 2, TITLE / 2), title, PAPER if ground == NIGHT else INK, ImageFont.load_default(22), "mm")
-    return panel

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from subtoken_train.documents import check_file_name, check_regular, parse_json, read_json
-from subtoken_train.errors import check_range
+from subtoken_train.errors import at_place, check_range, refuse
 from subtoken_train.evaluation.metrics.metric import Prediction
 from subtoken_train.inference.cache_report import Measured
 from subtoken_train.outputs import append_whole, write_whole
@@ -188,10 +187,8 @@ class SampleRecord(Measured):
     @classmethod
     def parse(cls, line: str | bytes, place: str) -> SampleRecord:
         """Read ``line`` back; ``place`` is file and line, for the message."""
-        try:
+        with at_place(f"{place} is not a record of a sample (", ")"):
             record = typed(cls, parse_json(line, "line"), "line")
-        except ValueError as error:
-            raise ValueError(f"{place} is not a record of a sample ({error})") from None
         for name in COUNTS:
             check_range(f"{place}: {name}", getattr(record, name), name == "batch_size")
         if record.kept_visual is not None and _HEX.fullmatch(record.kept_visual) is None:
@@ -229,22 +226,18 @@ class SampleWriter:
     def __init__(self, folder: Path, rank: int = 0, processes: int = 1) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob(SAMPLES_GLOB) if rank == 0 else ():
-            os.truncate(path, _whole_bytes(path))  # a last line that was cut off
+            begin = max(0, check_regular(path) - MAX_LINE)
+            with path.open("r+b") as file:  # a last line that was cut off goes
+                file.seek(begin)
+                end = file.read(MAX_LINE).rfind(b"\n")
+                words = f"{path} ends with {MAX_LINE:,} bytes without a line break; it holds no records of samples"
+                refuse((end < 0 and begin, words))
+                file.truncate(begin + end + 1)
         self.path = folder / f"samples-{rank}-of-{processes}.jsonl"
 
     def append(self, records: Iterable[SampleRecord]) -> None:
         """Write a batch and wait until it is on disk: after this a kill loses nothing of it."""
         append_whole(self.path, "".join(record.line() for record in records))
-
-
-def _whole_bytes(path: Path) -> int:
-    begin = max(0, check_regular(path) - MAX_LINE)
-    with path.open("rb") as file:
-        file.seek(begin)
-        end = file.read(MAX_LINE).rfind(b"\n")
-    if end < 0 and begin:
-        raise ValueError(f"{path} ends with {MAX_LINE:,} bytes without a line break; it holds no records of samples")
-    return begin + end + 1
 
 
 def _lines(path: Path) -> Iterator[bytes]:

@@ -82,7 +82,7 @@ LARGEST = 2**31 - 1  # whole number among settings; no prompt has as many entrie
 
 
 def build_eviction(notation: str, **options: Any) -> Eviction:
-    """An eviction method, or wrappers around one; ``options`` are settings, as ``epsilon`` or ``snapkv.window``."""
+    """Build an eviction, or wrappers around one (``ada(critical(expected_attention))``), with some settings changed."""
     names = known_names(notation)
     given: dict[str, dict[str, Any]] = {name: {} for name in names}
     for option, value in options.items():
@@ -98,7 +98,7 @@ def build_eviction(notation: str, **options: Any) -> Eviction:
 
 
 def setting_fields(notation: str) -> dict[str, dataclasses.Field[Any]]:
-    """The settings of a notation by the names that ``build_eviction`` takes, with a method's name or without."""
+    """Return a notation's settings by the names that ``build_eviction`` takes, with a method's name or without."""
     names = known_names(notation)
     found = {}
     for name in names:
@@ -168,7 +168,7 @@ DEEPEST = 8  # methods inside each other; more is a slip of the hand
 
 
 def notation_names(notation: str) -> tuple[str, ...]:
-    """Names of a notation, the outermost wrapper's first and the method's last; whether they exist is not asked."""
+    """Split a notation into names, the outermost wrapper first, the method last; unknown names pass."""
     names = tuple(notation.rstrip(")").split("(")) if isinstance(notation, str) else ()
     written, once = "(".join(names) + ")" * (len(names) - 1), len(set(names)) == len(names)
     empty = len(names) > 1 and "" in names

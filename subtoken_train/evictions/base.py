@@ -77,11 +77,11 @@ class Eviction(Method, ABC):
         """Look at one layer."""
 
     def second_pass(self, regions_BN: Tensor) -> Tensor:
-        """Samples whose entries a second pass over the prompt scores, bool [B]: none unless a method needs it."""
+        """Mark samples whose entries a second pass over the prompt scores, bool [B]; none unless a method needs it."""
         return torch.zeros_like(regions_BN[:, 0], dtype=torch.bool)
 
     def tasks(self, regions_BN: Tensor) -> list[TaskPlan]:
-        """The rows of the second pass, a pass for each task: the prompt once more unless overridden."""
+        """Return the rows of each task of the second pass; one task, the prompt once more, unless overridden."""
         return [TaskPlan()]
 
     def score_task(self, view: View) -> Tensor:
@@ -93,15 +93,15 @@ class Eviction(Method, ABC):
         return None
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        """Entries that stay per layer and sample, int64 [L, B], or [L, B, h] where heads differ: the budget itself."""
+        """Return how many entries stay, int64 [L, B], or [L, B, h] where heads differ; here the budget itself."""
         return candidates.budget_LB
 
     def at_budget(self, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
-        """A layer's scores once its ``counts`` are known, [B] or [B, h]: unchanged unless they depend on them."""
+        """Return a layer's scores once its ``counts``, [B] or [B, h], are known; unchanged unless overridden."""
         return scores
 
     def keep(self, scores: list[Scores], candidates: Candidates) -> list[Tensor]:
-        """Entries that stay, per layer bool [B, h, N] (h = 1: one set for all heads), entries that do not compete too.
+        """Choose what stays, per layer bool [B, h, N] (h = 1: one set for all heads), what does not compete included.
 
         Protected entries come first, then the best scores; ties go to the lower index. Every sample keeps at least one
         entry of those that compete (unless ``may_empty``), and never more than its count.
@@ -162,12 +162,12 @@ for _name in (
 
 
 def protect_last(scores: Scores, entries_BN: Tensor, count_B: Tensor) -> Scores:
-    """The same scores, with the last ``count_B`` entries of each prompt protected and no others."""
+    """Return the scores with the last ``count_B`` entries of each prompt protected, and no others."""
     return replace(scores, protected_BN=last_marked(entries_BN, count_B[:, None]))
 
 
 def layer_count(count_Bh: Tensor) -> Tensor:
-    """Entries per sample, int64 [B], of counts [B], or of [B, h]: the mean over the heads, rounded down."""
+    """Average a layer's counts over heads, [B, h] to int64 [B], rounded down; counts [B] return as they are."""
     return count_Bh if count_Bh.dim() == 1 else count_Bh.sum(-1) // count_Bh.shape[-1]
 
 
@@ -179,7 +179,7 @@ def keep_best_entries(
     least: int = 1,
     known: Sequence[int] | None = None,
 ) -> Tensor:
-    """The best competing entries of each head, ``count`` of them ([B], or [B, h]), bool [B, h, N].
+    """Mark each head's best competing entries, ``count`` of them ([B], or [B, h]), bool [B, h, N].
 
     Protected entries come before all others, the latest first; a count below ``least`` is that. Ties go to the lower
     index. NaN is a fault of the method. ``known``: what ``best_facts`` say; None: it is read from the device.

@@ -22,7 +22,7 @@ GRAIN = 1e6  # remainders closer than 1 / GRAIN are ties
 
 
 def competing_counts(candidates: Candidates) -> Tensor:
-    """Entries that compete, int64 [L, B]: the most that a layer can keep of them."""
+    """Count the entries that compete, int64 [L, B]: the most that a layer can keep of them."""
     return torch.stack([competes_BN.sum(-1) for competes_BN in candidates.competes_LBN])
 
 
@@ -39,13 +39,13 @@ def claims(scores: list[Scores]) -> Tensor:
 
 
 def protected_counts(scores: list[Scores], candidates: Candidates) -> Tensor:
-    """Entries that compete and are protected, int64 [L, B]."""
+    """Count the entries that compete and are protected, int64 [L, B]."""
     layers = zip(scores, candidates.competes_LBN, strict=True)
     return torch.stack([(layer.protected_BN & competes_BN).sum(-1) for layer, competes_BN in layers])
 
 
 def pyramid_weights(like_LB: Tensor) -> Tensor:
-    """PyramidKV's line over whole budgets, falling from the first layer, fp32 [L, B]; its mean is 1."""
+    """Return PyramidKV's line over whole budgets, falling from the first layer, fp32 [L, B], mean 1."""
     first, last = 2 - 1 / PYRAMID_BETA, 1 / PYRAMID_BETA
     falling_L = torch.linspace(first, last, len(like_LB), device=like_LB.device)
     if len(like_LB) == 1:
@@ -99,7 +99,7 @@ def _real_shares(weight_LB: Tensor, total_B: Tensor, least_LB: Tensor, most_LB: 
 def pooled_head_counts(
     scores: list[Tensor], candidates: Candidates, lower_bound: int, total_B: Tensor | None = None
 ) -> Tensor:
-    """Entries per layer and head, int64 [L, B, h], from one pool of all heads of all layers.
+    """Divide one pool among all heads of all layers: entries per layer and head, int64 [L, B, h].
 
     The budget of a layer is that of each of its heads, unless ``total_B`` of all heads together is given. Heads of a
     sample may be rows of the batch (``Candidates.heads``). Unless ``lower_bound`` is 0, every head keeps one at least.
@@ -115,7 +115,7 @@ def pooled_head_counts(
 
 
 def counts_of_pool(scores: list[Tensor], candidates: Candidates, pool: Pool, lower_bound: int) -> Tensor:
-    """Entries per layer and head, int64 [L, B, h], or [L, B] where every head has a budget of its own."""
+    """Divide a pool: entries per layer and head, int64 [L, B, h]; [L, B] where each head has its own budget."""
     if pool == "head":
         return candidates.budget_LB
     if pool == "global":
@@ -127,24 +127,24 @@ def counts_of_pool(scores: list[Tensor], candidates: Candidates, pool: Pool, low
 
 
 def protected_first(scores: Scores) -> Tensor:
-    """Scores by which a pool counts, [B, h, N] in fp32: those of a method, infinite where it protects an entry."""
+    """Return the scores by which a pool counts, [B, h, N] in fp32: infinite where a method protects an entry."""
     limits = torch.finfo(torch.float32)
     finite_BhN = scores.scores_BhN.float().clamp(limits.min, limits.max)
     return finite_BhN.masked_fill(scores.protected_BN[:, None], torch.inf)
 
 
 def score_curves(scores: list[Tensor], candidates: Candidates) -> list[Tensor]:
-    """``score_curve`` of every layer."""
+    """Return every layer's ``score_curve``."""
     return [score_curve(each, competes) for each, competes in zip(scores, candidates.competes_LBN, strict=True)]
 
 
 def score_curve(scores_BhN: Tensor, competes_BN: Tensor) -> Tensor:
-    """Scores of the competing entries of each head, best first (equation 18), [B, h, N]; -inf after the last."""
+    """Sort the scores of each head's competing entries, best first (equation 18), [B, h, N]; -inf after the last."""
     return scores_BhN.masked_fill(~competes_BN[:, None], -torch.inf).sort(dim=-1, descending=True).values
 
 
 def aligned(curves: list[Tensor]) -> Tensor:
-    """Curves [B, R_l, N_l] of all layers in one tensor [B, sum of R_l, largest N_l], -inf after the last entry."""
+    """Join all layers' curves [B, R_l, N_l] into [B, sum of R_l, largest N_l], filled up with -inf."""
     length = max(each.shape[-1] for each in curves)
     return torch.cat(
         [torch.nn.functional.pad(each, (0, length - each.shape[-1]), value=-torch.inf) for each in curves], 1

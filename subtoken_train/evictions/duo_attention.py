@@ -107,7 +107,7 @@ def attention_outside(view: View, sinks: int, recent: int) -> Tensor:
 
 
 def head_counts(alpha_LBh: Tensor, least_LB: Tensor, most_LB: Tensor, total_B: Tensor) -> Tensor:
-    """Entries of every head, their sum the total, int64 [L, B, h]: by falling alpha, ties to the lower layer, head."""
+    """Divide the total among the heads, int64 [L, B, h]: highest alpha first, ties to the lower layer, then head."""
     layers, batch, heads = alpha_LBh.shape
     least_TB, most_TB = (each.repeat_interleave(heads, 0) for each in (least_LB, most_LB))
     order_TB = alpha_LBh.transpose(1, 2).flatten(0, 1).sort(dim=0, descending=True, stable=True).indices
@@ -124,7 +124,7 @@ def head_counts(alpha_LBh: Tensor, least_LB: Tensor, most_LB: Tensor, total_B: T
 
 @dataclass(frozen=True)
 class SimLayerKV(Eviction):
-    """SimLayerKV (Zhang et al., 2024): lazy layers keep first and recent entries, all others every one.
+    """SimLayerKV (Zhang et al., 2024): lazy layers keep the first and recent entries, others keep all.
 
     Source: arXiv 2410.13846, its code and kvpress 0.5.4. A layer is lazy if the last rows, mean over rows and query
     heads, pay more than a threshold of their attention to the first and the recent entries. The score of a layer's

@@ -100,7 +100,7 @@ LEAST = 0.01  # share of its entries that every layer keeps, where the budget ha
 
 @dataclass(frozen=True)
 class MEDA(LookM):
-    """MEDA (Wan et al., 2025): layers whose text and image look at each other widely keep more, by LOOK-M's choice.
+    """MEDA (Wan et al., 2025): layers with wide attention between text and image keep more, by LOOK-M's choice.
 
     Source: arXiv 2502.17599 and its code (AIoT-MLSys-Lab/MEDA @0e1a53b). A layer's cross-modal entropy is that of
     text's attention to the visual entries plus that of visual rows' attention to text, mean over rows and heads; its
@@ -129,7 +129,7 @@ class MEDA(LookM):
 
 
 def entropy_of(view: View, rows_BN: Tensor, keys_BN: Tensor) -> Tensor:
-    """Entropy of marked rows' attention over the marked keys alone, later ones too, mean over rows and heads, [B]."""
+    """Return the entropy of marked rows' attention over the marked keys, later ones too, row and head mean, [B]."""
     total_B = torch.zeros(len(rows_BN), device=rows_BN.device)
     everywhere = rows_BN.shape[1]  # as if all keys lay before the first row
     if not bool(rows_BN.any()):
@@ -141,7 +141,7 @@ def entropy_of(view: View, rows_BN: Tensor, keys_BN: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Elastic(Eviction):
-    """Elastic Cache (Liu et al., 2024): entries that gathered most attention stay, as anchors of those that go.
+    """Elastic Cache (Liu et al., 2024): entries that gathered most attention stay, and take in those that go.
 
     Source: "Efficient Inference of Vision Instruction-Following Models with Elastic Cache" and its code: the attention
     that an entry receives, summed over all rows, mean over all query heads, one set for a layer. A dropped entry is
@@ -189,7 +189,7 @@ class LayerShares(CalibratedNumbers):
         return table_words("share of every layer, a line per budget", self.shares)
 
     def at(self, keep_B: Tensor) -> Tensor:
-        """Shares under the samples' own budgets, float64 [L, B]: straight lines between what is tabulated, 0 and 1."""
+        """Return the shares at the samples' own budgets, float64 [L, B]; linear between tabulated budgets, 0 and 1."""
         layers = len(self.shares[0])
         keep_R = torch.tensor([0.0, *self.keep, 1.0], dtype=torch.float64)
         share_RL = torch.tensor([[0.0] * layers, *self.shares, [1.0] * layers], dtype=torch.float64)
@@ -242,7 +242,7 @@ def prefix_curve(scores_BN: Tensor, competes_BN: Tensor) -> Tensor:
 
 
 def prefix_counts(curves: list[Tensor], total_B: Tensor, protected_LB: Tensor, most_LB: Tensor) -> Tensor:
-    """Entries per layer that hold the same share of each layer's attention, int64 [L, B], whose sum is the total.
+    """Divide the total so that each layer keeps the same share of its attention; entries, int64 [L, B].
 
     A prefix ends with the first entry at which its curve reaches the level; protected entries come on top. Raising the
     level adds one entry of one layer at a time, in the order of the curves' values, ties to the lower layer.

@@ -99,7 +99,7 @@ class KeyDiff(Eviction):
 
 
 def anchor_similarity(key_BhNd: Tensor, entries_BN: Tensor) -> Tensor:
-    """Cosine similarity of every key to the mean of the entries' normalised keys, [B, h, N] in fp32."""
+    """Return every key's cosine similarity to the mean of the entries' normalised keys, [B, h, N] in fp32."""
     key_BhNd = key_BhNd.float()
     share_BhN = 1 / key_BhNd.norm(dim=-1).clamp(min=SHORTEST)
     weight_BhN = share_BhN * entries_BN[:, None]  # the anchor's own length divides out
@@ -111,7 +111,7 @@ def anchor_similarity(key_BhNd: Tensor, entries_BN: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LagKV(Eviction):
-    """LagKV (Liang et al., 2025): entries that vary most in the terms of the entries that follow them.
+    """LagKV (Liang et al., 2025): entries that vary most on the scale of the entries after them.
 
     Source: arXiv 2504.04704, in the form of kvpress 0.5.4. After the sinks the prompt is cut into partitions. The
     smallest and the largest value of each channel in the *next* partition are 0 and 1 for this one's keys and values;
@@ -166,7 +166,7 @@ class LagKV(Eviction):
 
 
 def lag_spread(states_hPWd: Tensor) -> Tensor:
-    """Standard deviation over the channels in terms of the next partition's extremes, [h, P - 1, W]."""
+    """Return the deviation over channels, each scaled by the next partition's extremes, [h, P - 1, W]."""
     low, high = states_hPWd[:, 1:].aminmax(dim=2, keepdim=True)
     span = high - low
     told = span > 0
@@ -214,7 +214,7 @@ class CUR(Eviction):
 
 
 def leverage(states_BhNd: Tensor, entries_BN: Tensor, place_BN: Tensor, local: int) -> Tensor:
-    """Squared norms, [B, h, N] in fp32, 0 where nothing is; with a ``local`` number, as shares of their window's."""
+    """Return squared norms, [B, h, N] in fp32, 0 where nothing is; with ``local``, as shares of their window's sum."""
     square_BhN = states_BhNd.float().square().sum(-1).masked_fill(~entries_BN[:, None], 0.0)
     if not local:
         return square_BhN
@@ -227,14 +227,14 @@ JITTER, TRIES, NEIGHBOURS = 1e-2, 8, 3
 
 
 def gaussian_sketch(heads: int, width: int, sketch_width: int, seed: int) -> Tensor:
-    """Normal numbers of variance 1 / k, [h, d, k] in fp32 on the CPU; the same for a seed on every device."""
+    """Draw normal numbers of variance 1 / k, [h, d, k] in fp32; the CPU draws, so a seed gives the same anywhere."""
     generator = torch.Generator().manual_seed(seed)
     drawn_hdk: Tensor = torch.randn(heads, width, sketch_width, generator=generator)
     return drawn_hdk / math.sqrt(sketch_width)
 
 
 def leverage_scores(vectors_hNd: Tensor, sketch_hdk: Tensor) -> Tensor:
-    """Leverage of every vector among its head's, [h, N]: diag(X (X^T X + jitter)^-1 X^T), X centred and sketched."""
+    """Return each vector's leverage in its head, [h, N] in fp32: diag(X (X^T X + jitter)^-1 X^T), 0 or more."""
     centred_hNd = vectors_hNd.float() - vectors_hNd.float().mean(1, keepdim=True)
     x_hNk = centred_hNd @ sketch_hdk
     gram_hkk = x_hNk.transpose(-1, -2) @ x_hNk
@@ -252,7 +252,7 @@ def leverage_scores(vectors_hNd: Tensor, sketch_hdk: Tensor) -> Tensor:
 
 
 def standardised(values: Tensor) -> Tensor:
-    """Less their mean, over their (unbiased) standard deviation, all numbers together; 0 where all are the same."""
+    """Subtract the mean and divide by the (unbiased) deviation of all numbers together; 0 where all are equal."""
     centred = values - values.mean()
     deviation = (centred.square().sum() / max(values.numel() - 1, 1)).sqrt()
     return centred / deviation.clamp(min=1e-6)
@@ -260,7 +260,7 @@ def standardised(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Compactor(Eviction):
-    """Compactor (Chari & Van Durme, 2025): keys that stand out, and what a chunk attends to both ways.
+    """Compactor (Chari & Van Durme, 2025): entries whose keys stand out, or that their chunk attends to.
 
     Source: arXiv 2507.08143, in the form of kvpress 0.5.4. The first and the last few entries always stay. For all
     others: (a) approximate leverage of the keys before their rotary embedding, from a Gaussian sketch; (b) attention
@@ -327,7 +327,7 @@ class Compactor(Eviction):
 
 
 def chunk_attention_sums(query_Hnd: Tensor, key_hnd: Tensor, chunk: int, scale: float, masked: bool) -> Tensor:
-    """Attention that every key receives from its chunk's rows, both ways, [H, n]; not ``masked``: zeros fill up."""
+    """Sum the attention each key receives from its chunk's rows, both ways, [H, n]; not ``masked``: zeros fill up."""
     heads, length, width = query_Hnd.shape
     parts = []
     for start in range(0, length, chunk):

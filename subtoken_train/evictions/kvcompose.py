@@ -70,9 +70,11 @@ class KVCompose(Eviction):
                 raise ValueError(f"kvcompose {half}=False needs structured=True: without it every head is on its own")
 
     def score(self, view: View) -> Scores:
-        rows_BN = view.entries_BN if self.task == "causal" else task_rows(view.regions_BN)
+        among = None if self.task == "causal" else task_rows
+        rows_BN = view.entries_BN if among is None else among(view.regions_BN)
         norm_BhN = view.value_norms() if self.value_norm else None
-        scores_BhN = head_scores(view.received(rows_BN, largest=True), view.key_BhNd.shape[1], norm_BhN)
+        received_BHN = view.received(rows_BN, largest=True, among=among)
+        scores_BhN = head_scores(received_BHN, view.key_BhNd.shape[1], norm_BhN)
         mean = view.head_mean(scores_BhN)
         return Scores(scores_BhN + mean if self.composite else mean, torch.zeros_like(view.entries_BN))
 
@@ -115,12 +117,12 @@ class KVCompose(Eviction):
 
 
 def head_scores(received_BHN: Tensor, kv_heads: int, norm_BhN: Tensor | None = None) -> Tensor:
-    """Largest attention that any row pays, mean over a group, times ``norm_BhN`` (equations 14, 15), [B, h, N]."""
+    """Return the largest attention of any row, mean over a group, times ``norm_BhN`` (equations 14, 15), [B, h, N]."""
     scores_BhN = over_groups(received_BHN, kv_heads)
     return scores_BhN if norm_BhN is None else scores_BhN * norm_BhN
 
 
 def token_scores(received_BHN: Tensor, kv_heads: int, norm_BhN: Tensor | None = None) -> Tensor:
-    """``head_scores`` plus their mean over the key-value heads (equation 16), [B, h, N] in fp32."""
+    """Add to ``head_scores`` their mean over the key-value heads (equation 16), [B, h, N] in fp32."""
     scores_BhN = head_scores(received_BHN, kv_heads, norm_BhN)
     return scores_BhN + scores_BhN.mean(1, keepdim=True)

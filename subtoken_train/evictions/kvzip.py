@@ -107,7 +107,7 @@ class KVzip(PooledBudget):
         return plans
 
     def score_task(self, view: View) -> Tensor:
-        """Scores of the entries of the task's chunk, [B, h, N]; 0 elsewhere."""
+        """Score the entries of the task's chunk, [B, h, N]; 0 elsewhere."""
         entries_BN = view.regions_BN != Region.PADDING
         sinks_BN = entries_BN & (entries_BN.cumsum(-1) <= self.sinks)
         chosen, index_BC = view.among(view.about_BN | sinks_BN)
@@ -205,7 +205,7 @@ def _tensors(place: str, text: str, shapes: Sequence[tuple[int, ...]]) -> list[T
 
 
 def foretold(net: Sequence[Tensor], input_BND: Tensor) -> Tensor:
-    """Scores of a layer's net (weight and bias, or those of two layers, on the input's device), [B, h, N] in fp32."""
+    """Run a layer's net (weight and bias, one or two layers, on the input's device); scores [B, h, N] in fp32."""
     states = input_BND.float()
     if len(net) > 2:
         states = F.gelu(F.linear(states, *net[:2]))
@@ -260,7 +260,7 @@ class KVzap(PooledBudget):
 
 
 def after_carried(view: View, new_BhN: Tensor) -> Tensor:
-    """Scores of a view's entries: those of new ones, [B, h, n], after what the others had."""
+    """Append the scores of new entries, [B, h, n], to what the view's others had."""
     if view.carried is None:
         return new_BhN
     new, (rows, heads, length) = new_BhN.shape[-1], view.carried.shape
@@ -270,7 +270,7 @@ def after_carried(view: View, new_BhN: Tensor) -> Tensor:
 
 @dataclass(frozen=True, init=False, eq=False)
 class TrainedGates(Eviction):
-    """DMS: entries whose trained gate is closed go once a delay has passed.
+    """DMS: entries whose trained gate is closed are dropped after a delay.
 
     Source: arXiv 2506.05345; the gates are those of an adapter that was trained with the routing budget ``delayed``,
     which joins its compression by itself: the threshold 0 on the gates' logits, and the delay for its window. No amount

@@ -23,14 +23,14 @@ Pooling = Literal["avg", "max"]
 
 
 def task_rows(regions_BN: Tensor) -> Tensor:
-    """Entries after the body (VISUAL, CONTEXT), bool [B, N]; without a body all, with nothing after it the last."""
+    """Mark the entries after the body (VISUAL, CONTEXT) of a prompt, bool [B, N]: those that ask about it."""
     entries_BN, after_BN = regions_BN != Region.PADDING, _after_body(regions_BN)
     none_B1 = ~after_BN.any(-1, keepdim=True)
     return after_BN | (none_B1 & last_marked(entries_BN, none_B1.long()))
 
 
 def unasked(regions_BN: Tensor) -> Tensor:
-    """Samples that end with their body, bool [B]: no question is there, ``task_rows`` has the last entry alone."""
+    """Mark samples that end with their body, bool [B]: without a question, ``task_rows`` marks the last entry alone."""
     return in_compressed_region(regions_BN).any(-1) & ~_after_body(regions_BN).any(-1)
 
 
@@ -39,14 +39,14 @@ def _after_body(regions_BN: Tensor) -> Tensor:
 
 
 def over_groups(scores_BHN: Tensor, kv_heads: int, how: GroupReduction = "mean") -> Tensor:
-    """Mean or maximum over the query heads of each key-value head, [B, h, N]."""
+    """Take the mean or maximum over the query heads of each key-value head, [B, h, N]."""
     batch, heads, length = scores_BHN.shape
     grouped = scores_BHN.view(batch, kv_heads, heads // kv_heads, length)
     return grouped.mean(2) if how == "mean" else grouped.amax(2)
 
 
 def neighbours_pooled(scores: Tensor, pooled_BN: Tensor, kernel: int, pooling: Pooling) -> Tensor:
-    """Scores [B, H, N] pooled over ``kernel`` neighbours among ``pooled_BN``, 0 elsewhere and beyond an edge."""
+    """Pool scores [B, H, N] over ``kernel`` neighbours among ``pooled_BN``; 0 elsewhere and beyond the edges."""
     order = pooled_BN.int().sort(dim=-1, descending=True, stable=True).indices[:, None].expand_as(scores)
     packed = scores.masked_fill(~pooled_BN[:, None], 0.0).gather(-1, order)
     pool = F.avg_pool1d if pooling == "avg" else F.max_pool1d
@@ -55,7 +55,7 @@ def neighbours_pooled(scores: Tensor, pooled_BN: Tensor, kernel: int, pooling: P
 
 
 def kernel_setting(default: int) -> Any:
-    """A setting that is odd, since a kernel has a middle."""
+    """Declare a setting that must be odd, since a kernel has a middle."""
 
     def check(name: str, kernel: int) -> None:
         if kernel < 1 or kernel % 2 == 0:
@@ -65,7 +65,7 @@ def kernel_setting(default: int) -> Any:
 
 
 def window_setting(default: float, least: int = 1) -> Any:
-    """A setting that is a whole number of entries or a share between 0 and 1; ``64.0`` and ``true`` are none."""
+    """Declare a window: a whole number of entries, or a share between 0 and 1; ``64.0`` and ``true`` are refused."""
 
     def check(name: str, window: object) -> None:
         entries = type(window) is int and window >= least
@@ -83,7 +83,7 @@ def share_of(count_B: Tensor, share: float) -> Tensor:
 
 
 def window_rows(view: View, window: float) -> tuple[Tensor, Tensor]:
-    """A window, bool [B, N], and the index of its rows, ascending, int64 [B, W]; -1 pads samples with fewer."""
+    """Mark a window, bool [B, N], and list its rows, ascending, int64 [B, W]; -1 pads samples with fewer."""
     window_BN = view.window(window_length(view, window))
     longest = min(window, window_BN.shape[1]) if isinstance(window, int) else None
     index_BW, valid_BW = kept_index(window_BN, pad_left=True, longest=longest)
@@ -91,7 +91,7 @@ def window_rows(view: View, window: float) -> tuple[Tensor, Tensor]:
 
 
 def window_length(view: View, window: float) -> int | Tensor:
-    """Entries of a window in a layer: the number itself, or [B, 1], the share of the budget, 1 at least."""
+    """Return a window's length in a layer: the number itself, or [B, 1], the share of the budget, 1 at least."""
     if isinstance(window, int):
         return window
     return share_of(view.budget(), window).clamp(min=1)[:, None]

@@ -72,7 +72,8 @@ class Finch(Eviction):
     def score(self, view: View) -> Scores:
         asking_BN = task_rows(view.regions_BN)
         weight_BN = view.entries_BN.cumsum(-1).float() if self.normalise else None
-        sums_BHN = view.received(asking_BN, weight_BN=weight_BN) / asking_BN.sum(-1).clamp(min=1)[:, None, None]
+        sums_BHN = view.received(asking_BN, weight_BN=weight_BN, among=task_rows)
+        sums_BHN = sums_BHN / asking_BN.sum(-1).clamp(min=1)[:, None, None]
         scores_BhN = over_groups(sums_BHN, view.key_BhNd.shape[1])
         return Scores(scores_BhN.masked_fill(asking_BN[:, None], 0.0), asking_BN)
 
@@ -142,7 +143,7 @@ class HeadDirections(CalibratedNumbers):
 
 @dataclass(frozen=True)
 class QFilter(Eviction):
-    """Q-Filters (Godey et al., 2025): keys that point where queries point stay, by one direction per head.
+    """Q-Filters (Godey et al., 2025): entries whose keys point where their head's queries point.
 
     Source: arXiv 2503.02812, section 3, and its code. The direction u of a head is the first right singular vector of
     its queries, not centred, with the sign of their mean projection; that of a key-value head is the mean over its
@@ -171,13 +172,13 @@ class QFilter(Eviction):
 
 
 def query_moments(query_BHNd: Tensor, rows_BN: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums over the marked rows of the queries' products [B, H, d, d] and of the queries [B, H, d], fp64 on the CPU."""
+    """Sum the marked rows' query products [B, H, d, d] and queries [B, H, d], fp64 on the CPU."""
     marked_BHNd = query_BHNd.double().cpu() * rows_BN[:, None, :, None].cpu()
     return marked_BHNd.transpose(-1, -2) @ marked_BHNd, marked_BHNd.sum(2)
 
 
 def directions(gram_BHdd: Tensor, sum_BHd: Tensor, kv_heads: int) -> Tensor:
-    """Directions of key-value heads, [B, h, d] in fp64, from ``query_moments``."""
+    """Return the directions of key-value heads, [B, h, d] in fp64, from ``query_moments``."""
     first_BHd = torch.linalg.eigh(gram_BHdd).eigenvectors[..., -1]  # eigenvalues rise
     along_BH1 = (first_BHd * sum_BHd).sum(-1, keepdim=True)
     signed_BHd = torch.where(along_BH1 < 0, -first_BHd, first_BHd)
@@ -189,7 +190,7 @@ FURTHEST = 1 << 16  # positions that are averaged
 
 @dataclass(frozen=True)
 class ExpectedAttention(Eviction):
-    """ExpectedAttention (Devoto et al., 2025): the attention that queries still to come are expected to pay.
+    """ExpectedAttention (Devoto et al., 2025): entries that future queries are expected to attend to.
 
     Source: arXiv 2510.00636, in the form of kvpress 0.5.4. Queries before their rotary embedding are taken to be
     normal, with the mean and the covariance of the prompt's own. Turned by the mean rotation of the next ``future``
@@ -233,7 +234,7 @@ class ExpectedAttention(Eviction):
 
 
 def query_statistics(query_BHNd: Tensor, counted_BN: Tensor, covariance: bool) -> tuple[Tensor, Tensor | None]:
-    """Mean [B, H, d] and (biased) covariance [B, H, d, d] of counted rows; ``query_BHNd`` is overwritten."""
+    """Return counted rows' mean [B, H, d] and (biased) covariance [B, H, d, d]; overwrites ``query_BHNd``."""
     count_B = counted_BN.sum(-1).clamp(min=1)[:, None, None]
     others_B1N1 = ~counted_BN[:, None, :, None]
     query_BHNd.masked_fill_(others_B1N1, 0.0)
@@ -245,7 +246,7 @@ def query_statistics(query_BHNd: Tensor, counted_BN: Tensor, covariance: bool) -
 
 
 def expected_logits(mean_BHd: Tensor, covariance_BHdd: Tensor | None, key_BhNd: Tensor, scale: float) -> Tensor:
-    """Log of the expected exp(scale * q.k) over normal queries q, [B, H, N] in fp32."""
+    """Return the log of the expected exp(scale * q.k) over normal queries q, [B, H, N] in fp32."""
     batch, heads, width = mean_BHd.shape
     kv_heads, length = key_BhNd.shape[1:3]
     key_BhNd = key_BhNd.float()
@@ -290,14 +291,14 @@ class QueryCentres(CalibratedNumbers):
 
 
 def pair_lengths(vectors_BhNd: Tensor, rotation: Rotation) -> Tensor:
-    """Length of the pair that each channel is turned in, [B, h, N, d]; of one that is not, itself twice."""
+    """Return the length of the pair in which each channel turns, [B, h, N, d]; an unturned one pairs with itself."""
     quarter = replace(rotation, cos_BNr=torch.zeros_like(rotation.cos_BNr), sin_BNr=torch.ones_like(rotation.sin_BNr))
     return torch.hypot(vectors_BhNd.float(), quarter.turn(vectors_BhNd))
 
 
 @dataclass(frozen=True)
 class TriAttention(Eviction):
-    """TriAttention (2026): the attention that a head's mean query is going to pay.
+    """TriAttention (2026): entries that a head's mean query will attend to.
 
     Source: arXiv 2604.04921 and its code (WeianMao/triattention). Before their rotary embedding a head's queries lie
     around one centre, which ``subtoken-train calibrate triattention`` finds; the logit of an entry at a distance is
@@ -349,7 +350,7 @@ class TriAttention(Eviction):
 
 
 def grouped_products(query_BHnd: Tensor, key_BhNd: Tensor) -> Tensor:
-    """Products of one query per head (n = 1) with its key-value head's keys, [B, H, N]."""
+    """Multiply one query per head (n = 1) with its key-value head's keys, [B, H, N]."""
     batch, heads, _, width = query_BHnd.shape
     grouped = query_BHnd.view(batch, key_BhNd.shape[1], -1, width) @ key_BhNd.transpose(-1, -2)
     return grouped.reshape(batch, heads, -1)

@@ -123,7 +123,7 @@ class PyramidKV(SnapKV):
 
 
 def exact_pyramid(budget_LB: Tensor, entries_LB: Tensor, window_LB: Tensor, beta: int) -> Tensor:
-    """The original's line in real numbers, rounded so that the layers of a sample keep exactly their budgets' sum.
+    """Return the original's line, rounded so that a sample's layers keep exactly their budgets' sum.
 
     Layer l moves from its own budget by (L - 1 - 2 l) / (L - 1) of the largest shift that every layer has room for, so
     layers may differ in budget and entries; every layer keeps 1 at least.
@@ -140,7 +140,7 @@ def exact_pyramid(budget_LB: Tensor, entries_LB: Tensor, window_LB: Tensor, beta
 
 
 def original_pyramid(budget_LB: Tensor, entries_LB: Tensor, window_LB: Tensor, beta: int) -> Tensor:
-    """As the released code counts; a budget that is no more than the window, where that fails, stays as it is."""
+    """Return the released code's counts; where it fails, at budgets within the window, the budgets themselves."""
     layers = len(budget_LB)
     base_LB, before_LB = budget_LB - window_LB, entries_LB - window_LB
     most_LB = torch.minimum(2 * base_LB - base_LB // beta, before_LB)
@@ -151,7 +151,7 @@ def original_pyramid(budget_LB: Tensor, entries_LB: Tensor, window_LB: Tensor, b
 
 
 def kvpress_pyramid(budget_LB: Tensor, entries_LB: Tensor, window_LB: Tensor, beta: int) -> Tensor:
-    """As kvpress counts: the line holds the window, is rounded half to even, and is flat where it does not fit."""
+    """Return kvpress' counts: the line holds the window, rounds half to even, and is flat where it does not fit."""
     layers, budget_LB = len(budget_LB), budget_LB.double()
     most_LB, least_LB = 2 * budget_LB - budget_LB / beta, budget_LB / beta
     capped_LB = most_LB >= entries_LB - window_LB
@@ -251,7 +251,7 @@ class HeadScores(CalibratedNumbers):
 
 @dataclass(frozen=True)
 class HeadKV(SnapKV):
-    """HeadKV (Fu et al., 2024): heads that look at what an answer needs keep more entries; SnapKV chooses which.
+    """HeadKV (Fu et al., 2024): heads that attend to what answers need keep more entries; SnapKV chooses which.
 
     Source: arXiv 2410.19258 and its code (FYYFU/HeadKV @0862a09). How much a head looks at needles is found once for a
     backbone (``subtoken-train calibrate headkv``). Every head keeps its window; of the rest of the budget the share
@@ -304,7 +304,7 @@ class HeadKV(SnapKV):
 
 
 def head_budgets(score_TB: Tensor, floor: float, budget_TB: Tensor, window_TB: Tensor, most_TB: Tensor) -> Tensor:
-    """Entries of every head, 1 at least, whose sum is the budgets', int64 [T, B], ``floor`` of them divided equally."""
+    """Divide the budgets among the heads: entries of each, int64 [T, B], on the CPU, of the same sum."""
     share_TB = score_TB.double() / score_TB.double().sum(0).clamp(min=1e-300)
     window_TB = torch.minimum(window_TB, budget_TB)
     left_TB = budget_TB - window_TB
@@ -314,7 +314,7 @@ def head_budgets(score_TB: Tensor, floor: float, budget_TB: Tensor, window_TB: T
 
 @dataclass(frozen=True)
 class SparseMM(HeadKV):
-    """SparseMM (Wang et al., 2025): heads that look at what an answer tells keep more entries.
+    """SparseMM (Wang et al., 2025): heads that attend to what answers describe keep more entries.
 
     Source: arXiv 2506.05344 and its code (CR400AF-A/SparseMM @f52655b). Windows, an equal ``floor`` of what they leave
     (its ``ratio``), and the rest by scores of visual heads, which ``subtoken-train calibrate sparsemm`` finds once for
@@ -368,7 +368,7 @@ class RKV(Windowed):
 
 
 def window_attention(view: View, index_BW: Tensor, before_BN: Tensor) -> Tensor:
-    """Attention of rows over what is before them, of each group's largest logits, mean over the rows, [B, h, N]."""
+    """Return attention of rows over what is before them, by each group's largest logits, row mean, [B, h, N]."""
     batch, kv_heads, length, width = view.key_BhNd.shape
     place_BW = index_BW - (length - view.query_BHNd.shape[2])
     seen_BW = (index_BW >= 0) & (place_BW >= 0)
@@ -383,7 +383,7 @@ def window_attention(view: View, index_BW: Tensor, before_BN: Tensor) -> Tensor:
 
 
 def redundancy(key_BhNd: Tensor, entries_BN: Tensor, alike: float) -> Tensor:
-    """Softmax over the entries of each key's mean similarity to all keys, its own left out, [B, h, N] in fp32."""
+    """Return the softmax over entries of a key's mean similarity to all others, [B, h, N] in fp32."""
     key_BhNd = key_BhNd.float() * entries_BN[:, None, :, None]
     key_BhNd = key_BhNd / (key_BhNd.norm(dim=-1, keepdim=True) + 1e-8)
     total_BhN, place_N = torch.zeros_like(key_BhNd[..., 0]), torch.arange(key_BhNd.shape[2], device=key_BhNd.device)

@@ -175,7 +175,7 @@ class ScoredPrompt:
 
 
 def mean_threshold(prompts: list[ScoredPrompt], keep: float) -> float:
-    """The lowest threshold that keeps no more than ``keep`` on average over prompts, to six digits, rounded up."""
+    """Find the lowest threshold that keeps at most ``keep`` on average over prompts, six digits, rounded up."""
     safe = sum(each.share(math.inf) for each in prompts) / len(prompts)
     sizes = [len(each.scores_n) for each in prompts]
     own_P = [1 / (each.safe + n) / len(prompts) for each, n in zip(prompts, sizes, strict=True)]
@@ -204,7 +204,7 @@ def written_threshold(written: object) -> Threshold | None:
 
 
 def threshold_file(written: object) -> str | None:
-    """The file that a written threshold names, unread; None where it names none, or is no threshold."""
+    """Return the file that a written threshold names, unread; None if it names none or is no threshold."""
     if isinstance(written, str) and re.match(r"threshold\b", written.strip()):
         named = written.strip().removeprefix("threshold")
         if not named.startswith(":") or named == ":":

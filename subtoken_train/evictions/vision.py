@@ -17,7 +17,7 @@ from subtoken_train.functional.gather import last_marked
 from subtoken_train.types import Region
 from subtoken_train.view.method import by_settings, setting
 from subtoken_train.view.scores import Candidates, Scores
-from subtoken_train.view.view import Need, View
+from subtoken_train.view.view import Need, Rule, View
 
 AirWindow = Literal["elite", "last", "text", "visual"]
 AirBudgets = Literal["both", "strength", "skewness", "uniform", "pyramid"]
@@ -56,12 +56,12 @@ class AirCache(Eviction):
     def score(self, view: View) -> Scores:
         visual_BN = view.regions_BN == Region.VISUAL
         observers_BN = self.observers(view)
-        importance_BN = importance(view, observers_BN, visual_BN)
+        importance_BN = importance(view, observers_BN, visual_BN, None if self.window == "visual" else task_rows)
         notes = {"strength": importance_BN.sum(-1), "skewness": skewness(importance_BN, visual_BN)}
         return Scores(importance_BN[:, None], view.entries_BN & ~visual_BN, notes=notes)
 
     def observers(self, view: View) -> Tensor:
-        """Rows of the observation window, bool [B, N]; a layer without visual entries has nothing to observe."""
+        """Mark the rows of the observation window, bool [B, N]; none in a layer without visual entries."""
         text_BN = task_rows(view.regions_BN)
         if self.window == "text":
             return text_BN
@@ -80,14 +80,14 @@ class AirCache(Eviction):
         return divided(layer_weights(strength, skewness, self.budgets) * candidates.budget_LB, candidates)
 
 
-def importance(view: View, observers_BN: Tensor, visual_BN: Tensor) -> Tensor:
-    """Mean attention of the observers to each visual entry (equations 7 and 8), over heads too, [B, N]; 0 elsewhere."""
-    received_BN = view.received(observers_BN, visual_BN | observers_BN).mean(1)
+def importance(view: View, observers_BN: Tensor, visual_BN: Tensor, among: Rule | None = None) -> Tensor:
+    """Return the observers' mean attention to each visual entry (equations 7, 8), over heads too, [B, N]; else 0."""
+    received_BN = view.received(observers_BN, visual_BN | observers_BN, among=among).mean(1)
     return (received_BN / observers_BN.sum(-1, keepdim=True).clamp(min=1)).masked_fill(~visual_BN, 0.0)
 
 
 def skewness(importance_BN: Tensor, visual_BN: Tensor) -> Tensor:
-    """Adjusted Fisher-Pearson skewness of visual importance (equation 10), [B]; 0 of fewer than 3, or equals."""
+    """Return visual importance's adjusted Fisher-Pearson skewness (equation 10), [B]; 0 of fewer than 3, or equals."""
     count_B = visual_BN.sum(-1)
     mean_B1 = importance_BN.sum(-1, keepdim=True) / count_B[:, None].clamp(min=1)
     away_BN = (importance_BN - mean_B1).masked_fill(~visual_BN, 0.0)
@@ -99,7 +99,7 @@ def skewness(importance_BN: Tensor, visual_BN: Tensor) -> Tensor:
 
 
 def layer_weights(strength_LB: Tensor, skewness_LB: Tensor, budgets: AirBudgets) -> Tensor:
-    """The factor of each layer's budget (equation 11 over r), [L, B]; the mean over the layers is 1."""
+    """Return the factor of each layer's budget (equation 11 over r), [L, B]; the mean over the layers is 1."""
     if budgets == "uniform":
         return torch.ones_like(strength_LB)
     if budgets == "pyramid":
@@ -174,7 +174,7 @@ class VLCache(Eviction):
 
 
 def post_vision_statistics(blocks: Iterable[Any], entries_BN: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """Column sums of the rows' attention [B, H, N] in fp32, and how dense it is (1 - equation 2), [B, H]."""
+    """Sum the rows' attention by column, [B, H, N] in fp32, and return its density (1 - eq. 2), [B, H]."""
     visible_BN = entries_BN.cumsum(-1)
     sums_BHN = passed_BH = seen_B = torch.zeros((), device=entries_BN.device)
     for index_BW, probability_BHWN in blocks:
@@ -234,8 +234,8 @@ class TGVKV(Eviction):
         if self.released:
             return released_scores(view)
         visual_BN = view.regions_BN == Region.VISUAL
-        text_BN = view.entries_BN & ~visual_BN
-        from_text_BN, from_vision_BN = view.received(text_BN).mean(1), None
+        text_BN = text_rows(view.regions_BN)
+        from_text_BN, from_vision_BN = view.received(text_BN, among=text_rows).mean(1), None
         if "VV" in (self.budgets, self.importance[:2]):
             from_vision_BN = view.received(visual_BN).mean(1)
         measured = {"TV": (from_text_BN, visual_BN), "VV": (from_vision_BN, visual_BN), "TT": (from_text_BN, text_BN)}
@@ -244,7 +244,8 @@ class TGVKV(Eviction):
         if self.importance == "TV+TT":
             weight_BN = text_weights(from_text_BN, text_BN)
             weight_BN = weight_BN / weight_BN.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
-            text_score_BN, visual_score_BN = from_text_BN, view.received(text_BN, weight_BN=weight_BN).mean(1)
+            text_score_BN = from_text_BN
+            visual_score_BN = view.received(text_BN, weight_BN=weight_BN, among=text_rows).mean(1)
         elif self.importance == "VV+TT":
             assert from_vision_BN is not None
             text_score_BN, visual_score_BN = from_text_BN, from_vision_BN
@@ -271,14 +272,20 @@ class TGVKV(Eviction):
         return released_counts(claims(scores), candidates.budget_LB.sum(0), most_LB).clamp(min=1).minimum(most_LB)
 
 
+def text_rows(regions_BN: Tensor) -> Tensor:
+    """Entries that are no visual tokens, bool [B, N]."""
+    return (regions_BN != Region.PADDING) & (regions_BN != Region.VISUAL)
+
+
 def released_scores(view: View) -> Scores:
-    """As the released code scores, see ``TGVKV``."""
+    """Score as the released code does, see ``TGVKV``."""
     visual_BN = view.regions_BN == Region.VISUAL
     started_BN, going_on_BN = visual_BN.cumsum(-1) > 0, visual_BN.flip(-1).cumsum(-1).flip(-1) > 0
     before_BN, visual_BN = (view.entries_BN & part_BN & going_on_BN for part_BN in (~started_BN, started_BN))
     rows_BN = task_rows(view.regions_BN)
-    from_text_BN = view.received(rows_BN).mean(1)
-    visual_score_BN = view.received(rows_BN, weight_BN=text_weights(from_text_BN, rows_BN)).mean(1)
+    from_text_BN = view.received(rows_BN, among=task_rows).mean(1)
+    weight_BN = text_weights(from_text_BN, rows_BN)
+    visual_score_BN = view.received(rows_BN, weight_BN=weight_BN, among=task_rows).mean(1)
     text_score_BN = torch.where(before_BN, view.received(view.entries_BN).mean(1), from_text_BN) + TEXT_BONUS
     scores_BN = torch.where(view.entries_BN & ~visual_BN, text_score_BN, visual_score_BN.masked_fill(~visual_BN, 0.0))
     vision_B = from_text_BN.masked_fill(~visual_BN, 0.0).sum(-1)
@@ -287,7 +294,7 @@ def released_scores(view: View) -> Scores:
 
 
 def text_weights(received_BN: Tensor, rows_BN: Tensor) -> Tensor:
-    """Mean attention that each text token gets from itself and the text after it (TWR), [B, N]; 0 elsewhere."""
+    """Return each text token's mean attention from itself and later text (TWR), [B, N]; 0 elsewhere."""
     later_BN = rows_BN.flip(-1).cumsum(-1).flip(-1)  # N_t - j + 1 for the j-th text token
     return (received_BN / later_BN.clamp(min=1)).masked_fill(~rows_BN, 0.0)
 
@@ -295,7 +302,7 @@ def text_weights(received_BN: Tensor, rows_BN: Tensor) -> Tensor:
 def retention_order(
     text_score_BN: Tensor, visual_score_BN: Tensor, text_BN: Tensor, visual_BN: Tensor, first: First = "text"
 ) -> Tensor:
-    """The negative rank of each entry, [B, N]: one kind by score, then the other (TPR); ties to the lower index."""
+    """Return each entry's negative rank, [B, N]: one kind by score, then the other (TPR); ties to the lower index."""
     scores_BN = torch.where(text_BN, text_score_BN, visual_score_BN)
     order_BN = scores_BN.sort(dim=-1, descending=True, stable=True).indices
     text, vision = {"text": (2, 1), "vision": (1, 2), "score": (1, 1)}[first]
@@ -305,7 +312,7 @@ def retention_order(
 
 
 def released_counts(vision_LB: Tensor, total_B: Tensor, length_LB: Tensor) -> Tensor:
-    """Entries per layer as released, int64 [L, B]: shares by attention (equal where all is 0), removals rounded."""
+    """Return the released code's counts, int64 [L, B]: shares by attention (equal if all 0), removals rounded."""
     vision_LB = vision_LB.cpu().double()
     vision_LB = torch.where(vision_LB.sum(0) > 0, vision_LB, 1.0)
     kept_LB = vision_LB / vision_LB.sum(0) * total_B.cpu()

@@ -37,7 +37,7 @@ MOST = 1e100  # of a share, so that products with a budget and sums stay finite
 
 @dataclass(frozen=True)
 class PerLayer(Wrapper):
-    """Layers keep as much as they are told, by a number for each.
+    """Each layer keeps its own share of the budget, from a list.
 
     Source: ``per_layer_compression_press.py`` of kvpress 0.5.4. The numbers are shares of the budget that is asked for:
     kvpress's ratios c_l are written 1 - c_l, and their mean is ``eviction_keep``. A method that divides the budget
@@ -174,7 +174,7 @@ class ChunkKV(Wrapper):
 
 
 def chunk_ranks(scores_BhN: Tensor, competes_BN: Tensor, protected_BN: Tensor, length: int) -> Tensor:
-    """Places of the entries, best chunk (mean of what is not protected) and in it best entry first, int64 [B, N]."""
+    """Rank entries, best chunk first and in it the best entry, int64 [B, N]; those that do not compete come last."""
     batch, _, rows = scores_BhN.shape
     score_BN = scores_BhN.float().clamp(-FINITE, FINITE).sum(1)
     # entries that compete stand together, so that padding moves no border and every mean is one sum
@@ -200,7 +200,7 @@ FINITE = 1e30
 
 @dataclass(frozen=True)
 class CriticalKV(Wrapper):
-    """CriticalKV (Feng et al., 2025): half of the budget goes by what an entry's value does to the layer's output.
+    """CriticalKV (Feng et al., 2025): half of the budget goes by how much a value changes the layer's output.
 
     Source: arXiv 2502.03805, Algorithm 1, and kvpress 0.5.4. The first half of a head's budget goes to the base's best
     entries, the rest to the best by (score + epsilon) times the L1 norm of W_o v, mean over a group's query heads (over
@@ -239,7 +239,7 @@ class CriticalKV(Wrapper):
 
 
 def two_stages(scores_BhN: Tensor, first_BhN: Tensor, norm_BhN: Tensor, epsilon: float) -> Tensor:
-    """(Score + epsilon) times norm, finite, fp32; marked entries are lifted above all others of their head."""
+    """Multiply score + epsilon by the norm, finite, fp32; marked entries rise above all others of their head."""
     finite = torch.finfo(torch.float32).max
     second = (scores_BhN.float().clamp(-finite, finite) + epsilon) * norm_BhN
     second = second.clamp(-FINITE, FINITE)
@@ -248,7 +248,7 @@ def two_stages(scores_BhN: Tensor, first_BhN: Tensor, norm_BhN: Tensor, epsilon:
 
 
 def projected_norm(value_BhNd: Tensor, weight_DHd: Tensor) -> Tensor:
-    """L1 norm of W_o v, mean over the query heads of a key-value head, [B, h, N] in fp32."""
+    """Return the L1 norm of W_o v, mean over the query heads of a key-value head, [B, h, N] in fp32."""
     batch, heads, _, width = value_BhNd.shape
     weight_HdD = weight_DHd.float().T.view(-1, width, weight_DHd.shape[0])
     group = len(weight_HdD) // heads
@@ -338,7 +338,7 @@ def pair_counts(
 
 
 def blended(won_Bh: Tensor, competes_BN: Tensor, protected_BN: Tensor, alpha: float) -> Tensor:
-    """``1 - alpha`` of what each head won and ``alpha`` of an equal share, one at least, of the same sum, [B, h]."""
+    """Mix ``1 - alpha`` of what each head won with ``alpha`` of an equal share (1 at least), same sum, [B, h]."""
     heads, total_B, protected_B = won_Bh.shape[1], won_Bh.sum(-1), (protected_BN & competes_BN).sum(-1)
     share_hB = ((1 - alpha) * won_Bh.cpu().double() + alpha * total_B[:, None].cpu().double() / heads).T
     least_B = torch.minimum(protected_B.clamp(min=1), total_B // heads)

@@ -11,12 +11,9 @@ if TYPE_CHECKING:
     from subtoken_train.families.family import Family
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    return "from kernels-community" not in record.getMessage()
-
-
 # bitsandbytes, where it is installed, misses an optional package for CPUs aloud when peft imports it
-logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(_is_news)
+_backend_log = logging.getLogger("bitsandbytes.backends.cpu.ops")
+_backend_log.addFilter(lambda record: "from kernels-community" not in record.getMessage())
 
 FAMILIES: Registry[Family] = Registry(
     "backbone family (model_type)",

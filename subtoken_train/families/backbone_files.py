@@ -1,7 +1,7 @@
 """Checks of a backbone's files before transformers opens them, and of its weights once they are loaded.
 
-JSON is bounded and no name leads out of the folder. Weights are judged by their files' headers; no pickle is opened. A
-GGUF file is read to plain tensors; its format's rounding stays in them, so its SHA-256 is part of an identity.
+Weights are judged by their files' headers; no pickle is opened. A GGUF file is read to plain tensors; its format's
+rounding stays in them, so its SHA-256 is part of an identity.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ import re
 import struct
 import tempfile
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -85,27 +85,20 @@ def read_kinds(path: Path) -> dict[str, tuple[list[int], str]]:
 
 def check_report(report: Mapping[str, Any], model: Any, path: str) -> None:
     """Raise ``ValueError`` where weights do not fit a configuration, by what ``from_pretrained`` reports of loading."""
-    if (words := _misfit(report, model.state_dict().keys())) is not None:
-        raise ValueError(f"the weights of backbone {path!r} {words}")
-
-
-def _misfit(report: Mapping[str, Any], own: Collection[str]) -> str | None:
+    weights, own = f"the weights of backbone {path!r}", model.state_dict().keys()
     if mismatched := sorted(report["mismatched_keys"], key=str):
         name, theirs, ours = mismatched[0]
-        return (
-            f"do not fit its config.json: {len(mismatched)} tensors have another shape, first {name[:120]}: "
-            f"{list(theirs)} in the file, {list(ours)} by the configuration"
-        )
+        first = f"first {name[:120]}: {list(theirs)} in the file, {list(ours)} by the configuration"
+        raise ValueError(f"{weights} do not fit its config.json: {len(mismatched)} tensors have another shape, {first}")
     if missing := sorted(report["missing_keys"]):  # transformers would draw them at random
-        return f"are incomplete: {len(missing)} tensors are missing, first {missing[0][:120]}"
-    stacks = {found[1] for name in own if (found := _LAYER.fullmatch(name))}
+        raise ValueError(f"{weights} are incomplete: {len(missing)} tensors are missing, first {missing[0][:120]}")
+    layers = {(found[1], found[2]) for name in own if (found := _LAYER.fullmatch(name))}
     for name in sorted(report["unexpected_keys"]):
-        found = _LAYER.fullmatch(name)
-        if found is not None and found[1] in stacks and not _TOWER.search(name):
-            layer = f"{found[1]}{found[2]}."
-            if not any(other.startswith(layer) for other in own):
-                return f"do not fit its config.json: they hold layer {found[2]} ({name[:120]}), which it leaves out"
-    return None
+        if (found := _LAYER.fullmatch(name)) is None or _TOWER.search(name) or (found[1], found[2]) in layers:
+            continue
+        if any(stack == found[1] for stack, _ in layers):
+            left_out = f"layer {found[2]} ({name[:120]}), which it leaves out"
+            raise ValueError(f"{weights} do not fit its config.json: they hold {left_out}")
 
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -211,7 +204,8 @@ def check_gguf(path: Path) -> None:
         raise _damaged(path, size) from error
     architecture, parts = metadata["general.architecture"], metadata.get("split.count", 1)
     known = {*GGUF_SUPPORTED_ARCHITECTURES, *GGUF_CONFIG_ARCHS}.difference(_NO_ARCHITECTURES)
-    if not isinstance(architecture, str) or _plain(architecture) not in map(_plain, known):
+    plain = {re.sub("[-_]", "", name) for name in known}  # gpt-oss is gpt_oss elsewhere
+    if not isinstance(architecture, str) or re.sub("[-_]", "", architecture) not in plain:
         raise ValueError(f"{path}: transformers does not read architecture {architecture!r:.60} from GGUF; {_INSTEAD}")
     layers = metadata.get(f"{architecture}.block_count", 0)
     held = {name.split(".")[1] for name in tensors if name.startswith("blk.")}
@@ -247,10 +241,6 @@ def opened_gguf(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def gguf_digest(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal; it is read once in a process, unless it changes."""
     return _digest(*_version(path))
-
-
-def _plain(architecture: str) -> str:
-    return architecture.replace("-", "").replace("_", "")  # gpt-oss is gpt_oss elsewhere
 
 
 def _damaged(path: Path, size: int) -> ValueError:

@@ -1,10 +1,9 @@
 r"""Chat formats of families: the texts around questions and answers, as templates, and LLaVA's conversation modes.
 
 Source: haotian-liu/LLaVA at c121f043, ``Conversation.get_prompt``, and ``preprocess_plain`` of ``train.py``. LLaVA's
-own evaluation writes the system text; transformers' chat template of LLaVA-1.5 does not. ``llava_v1`` is ``vicuna_v1``
-with a system text in which the user is a "human". ``plain`` is LLaVA's first stage of pre-training:
-``<s><image>caption\n``, the question left out; a prompt to be answered is ``<s>question\n``, and its answer ends in a
-line break. ``mistral_instruct`` (LLaVA-NeXT on Mistral) and ``chatml_direct`` (its 34B) cannot be chosen.
+own evaluation writes the system text; transformers' chat template of LLaVA-1.5 does not. ``plain`` is LLaVA's first
+stage of pre-training: ``<s><image>caption\n``, the question left out; a prompt to be answered is ``<s>question\n``.
+``mistral_instruct`` (LLaVA-NeXT on Mistral) and ``chatml_direct`` (its 34B) cannot be chosen.
 """
 
 import re
@@ -42,11 +41,9 @@ class ChatFormat:
     """A chat format; ``{}`` stands for the words of a question or an answer, ``{bos}`` and ``{eos}`` for its tokens."""
 
     asked: str
-    answered: str
-    """Learnt of an answer."""
+    answered: str  # learnt of an answer
     begin: str = ""
-    after: str = ""
-    """Text behind an answer, which is not learnt."""
+    after: str = ""  # text behind an answer, which is not learnt
     between: str = ""
     words: Callable[[str, str], str] = joined
     """Writes a question with its pictures, from the prompt and an image's placeholder."""

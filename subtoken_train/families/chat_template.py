@@ -3,9 +3,8 @@
 A template is somebody else's program: it runs in transformers' sandbox, for at most ``MAX_STEPS`` of its lines and
 ``MAX_WRITTEN`` characters. What looks like a special token in a content is text: a rendered text is for ``tokenise``.
 
-Where a message stands is never searched for by its words. The conversation is rendered once more with marks around each
-content that no text can hold; without them that rendering must be the conversation, and so the marks' places are the
-content's. A template that strips contents or their thoughts sees marks inside of what it strips.
+Where a message stands is found by rendering the conversation once more with marks around each content that no text can
+hold; without them that rendering must be the conversation.
 """
 
 import re
@@ -100,9 +99,8 @@ def answer_opening(tokenizer: Any) -> str:
 def rendered_conversation(tokenizer: Any, messages: Sequence[Message], **variables: Any) -> RenderedPrompt:
     """Return a conversation with the spans of what assistants say; after a question the opening of its answer.
 
-    A span is what the template marks as generated. Where it marks nothing, it begins where the prompt before it ends,
-    if that goes on as the prompt does, else with the message's words; and it ends with the end of the turn, without
-    white space.
+    A span is what the template marks as generated; else it begins where the prompt before it ends, if that goes on as
+    the prompt does, or with the message's words, and ends with the end of the turn, without white space.
     """
     shown = _shown(tokenizer, messages)
     options = {"add_generation_prompt": messages[-1]["role"] != "assistant", **variables}
@@ -244,13 +242,8 @@ def _generated(tokenizer: Any, messages: Sequence[Message], **options: Any) -> l
     if not _GENERATION.search(template):
         return None
     with _bounded():
-        _, (spans,) = render_jinja_template(
-            conversations=[list(messages)],
-            chat_template=template,
-            return_assistant_tokens_mask=True,
-            **tokenizer.special_tokens_map,
-            **options,
-        )
+        given = {"return_assistant_tokens_mask": True, **tokenizer.special_tokens_map, **options}
+        _, (spans,) = render_jinja_template(conversations=[list(messages)], chat_template=template, **given)
     joined: list[tuple[int, int]] = []
     for begin, end in spans:
         joined.append((joined.pop()[0] if joined and joined[-1][1] == begin else begin, end))

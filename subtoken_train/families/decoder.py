@@ -92,8 +92,7 @@ class DecoderStack:
     """A loaded model's language model. Families say where it is, if it is not where most have it."""
 
     model: Any
-    windows: list[int | None]
-    """As ``layer_windows`` reads them."""
+    windows: list[int | None]  # as ``layer_windows`` reads them
     lora_pattern = r"model\.language_model\.layers\.\d+\.self_attn\.(q_proj|v_proj)"
     """Modules of the q/v LoRA, anchored (towers have a ``q_proj`` too); it ends in ``QV``."""
     _length: Tensor | None = None
@@ -259,19 +258,13 @@ class DecoderStack:
     ) -> Tensor:
         """Run decoder layers ``start`` to ``stop`` (exclusive), without the final norm.
 
-        The padding mask is always passed: without one, transformers takes jumps in the position ids (of shortened
-        inputs) for packed sequences and silently cuts the attention between the pieces. ``position_ids`` are [B, N], or
-        [3, B, N] under mRoPE; ``options`` reach every layer's attention function.
+        The padding mask is always passed: without it, transformers takes jumps in position ids for packed sequences.
+        ``position_ids`` are [B, N], or [3, B, N] under mRoPE; ``options`` reach every layer's attention function.
         """
         decoder = self.decoder
-        full = create_causal_mask(
-            config=decoder.config,
-            inputs_embeds=hidden_BND,
-            attention_mask=attention_mask_BN,
-            position_ids=position_ids if position_ids.dim() == 2 else None,
-            layer_idx=start,
-            **{CACHE: cache},
-        )
+        given = {"inputs_embeds": hidden_BND, "attention_mask": attention_mask_BN, "layer_idx": start, CACHE: cache}
+        text_positions = position_ids if position_ids.dim() == 2 else None
+        full = create_causal_mask(config=decoder.config, position_ids=text_positions, **given)
         mask: Any = full
         if any(sizes := set(self.windows[start:stop])):
             assert attention_mask_BN.shape[1] == hidden_BND.shape[1]
@@ -296,23 +289,15 @@ class DecoderStack:
         """Run some layers under transformers' mask, or one mask, or ``Seen``, for each window; to where it was."""
         home, text_positions = hidden.device, position_ids if position_ids.dim() == 2 else None
         angles: dict[str | None, tuple[Tensor, Tensor]] = {}
-        by_kind = isinstance(getattr(self.decoder.rotary_emb, "rope_type", None), dict)
         for layer in layers:
             index = layer.self_attn.layer_idx
-            if (kind := self._rotary_of(index) if by_kind else None) not in angles:
+            if (kind := self._rotary_of(index)) not in angles:
                 angles[kind] = self.angles(index, hidden, position_ids)
             own = mask[self.windows[index]] if isinstance(mask, dict) else mask
             seen = {"seen": own} if isinstance(own, Seen) else {}
-            hidden = layer(
-                hidden,
-                attention_mask=None if seen else own,
-                position_ids=text_positions,
-                use_cache=cache is not None,
-                position_embeddings=angles[kind],
-                **{CACHE: cache},
-                **seen,
-                **options,
-            )
+            given = {"position_embeddings": angles[kind], "use_cache": cache is not None, CACHE: cache, **seen}
+            given["attention_mask"] = None if seen else own
+            hidden = layer(hidden, position_ids=text_positions, **given, **options)
             if deep_nBND is not None and index < len(deep_nBND):
                 hidden = hidden + deep_nBND[index].to(hidden.device)
         return hidden.to(home)

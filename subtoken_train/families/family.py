@@ -278,12 +278,9 @@ class Family(DecoderStack, ABC):
 
 def shapes_digest(family: Family) -> str:
     """Return ``Identity.digest`` of a backbone, in hexadecimal."""
-    shapes = {
-        # a weight that ZeRO-3 has split is empty, and knows its shape
-        name.replace(".base_layer.", "."): list(getattr(parameter, "ds_shape", dense_shape(parameter)))
-        for name, parameter in family.model.named_parameters()
-        if ".lora_" not in name
-    }
+    own = [(name, each) for name, each in family.model.named_parameters() if ".lora_" not in name]
+    # a weight that ZeRO-3 has split is empty, and knows its shape
+    shapes = {name.replace(".base_layer.", "."): list(getattr(p, "ds_shape", dense_shape(p))) for name, p in own}
     config = family.model.config
     parts = [str(config.model_type), sorted(shapes.items())]
     if (axes := getattr(config, "value_axes", None)) is not None:  # values of other axes mean something else

@@ -1,11 +1,8 @@
 """Images and videos of a prompt: made upright RGB, padded to squares, counted; PIL only.
 
-Every reader of pictures calls ``rgb_pixels``:
-
-* It is turned as EXIF says, else XMP's ``tiff:Orientation``; damaged EXIF leaves it as stored.
-* What is transparent shows white; CMYK, YCbCr, HSV and Lab are converted by Pillow, without colour profiles.
-* Greys of 16 bits (``I;16``, and ``I`` of a PNG or PPM file) are divided by 257. Other pictures of whole numbers or
-  floats (``I``, ``F``) name no depth and are refused.
+``rgb_pixels`` turns an image as EXIF says, else XMP's ``tiff:Orientation``, shows what is transparent as white, and
+converts without colour profiles. Greys of 16 bits (``I;16``, ``I`` of PNG or PPM) are divided by 257; other whole
+numbers and floats (``I``, ``F``) name no depth and are refused.
 """
 
 import math

@@ -1,10 +1,9 @@
 """InternVL3 and 3.5 in the transformers 5 format: InternViT tiles, four patches a token, Qwen2 or Qwen3; frames too.
 
-A picture is scaled to a grid of square tiles of the nearest aspect ratio and cut; where there are several, the whole
-picture, scaled to one tile, follows them. Each tile's patches are merged 2 x 2 (pixel shuffle), 256 tokens at 448
-pixels. In a prompt a picture is ``<img>``, its tokens, ``</img>``: the marks are rows of text. A video is a line
-``Frame1: <img>...</img>`` per frame of one tile each; that frames have the pixels of transformers' video processor,
-which needs torchvision, is not proven. A tower reducer chooses tile by tile.
+A picture is scaled to a grid of square tiles of the nearest aspect ratio and cut; behind several stands the whole
+picture, scaled to one tile. Each tile's patches are merged 2 x 2 (pixel shuffle), 256 tokens at 448 pixels, between
+``<img>`` and ``</img>``, which are rows of text. A video is a line ``Frame1: <img>...</img>`` per frame of one tile;
+that frames have the pixels of transformers' video processor, which needs torchvision, is not proven.
 
 Legend: I tiles, P patches of a tile, N the class token before them, T visual tokens of a tile, c width of a patch, C of
 a merged token (4 * c), D model width, H heads, d head width.

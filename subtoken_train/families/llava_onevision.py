@@ -1,10 +1,9 @@
 """LLaVA-OneVision (any size) in the transformers 5 format: SigLIP tower, images as tiles, videos as pooled frames.
 
-An image alone in its prompt is cut into tiles (``anyres_max_9``, see ``tiles``); of several, each is shown whole: one
-tile and a newline. A video's frames are scaled to one tile each and their patches pooled two by two; one newline ends
-the video, and belongs to its last frame. Newlines are visual rows, as in the models; in the tower they receive no
-attention, and no tower reducer merges them. Features are resampled after the projector, on whose output tower reducers
-act. ``image_grid_I3`` is (tiles, height, width in pixels) of an image, (frames, 0, 0) of a video.
+An image alone in its prompt is cut into tiles (``anyres_max_9``, see ``tiles``); of several, each is one tile and a
+newline. A video's frames are one tile each, pooled two by two; one newline ends the video, and belongs to its last
+frame. Newlines are visual rows; they receive no attention, and no tower reducer merges them. Tower reducers act on the
+projector's output. ``image_grid_I3`` is (tiles, height, width in pixels) of an image, (frames, 0, 0) of a video.
 
 Legend: B batch, N positions, D model width, I tiles and frames of all pictures, P patches of a tile, T visual tokens.
 """

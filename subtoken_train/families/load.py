@@ -1,16 +1,15 @@
 """Load a backbone from a folder or the Hub, on one device or several, or lay out its architecture without weights.
 
-Several GPUs serve prompts only: transformers puts whole layers on each, and accelerate's hooks bring a layer's inputs
-to it. Caches, routers and an eviction's view lie where their layer does; prompts, positions, the plan, and hidden
-states between stretches of layers lie with the token embeddings. Tests run it on pretended devices; it has not been run
-on several real GPUs.
+Several GPUs serve prompts only: transformers puts whole layers on each, and a layer's cache, router and view lie with
+it; prompts, positions, the plan and hidden states between layers lie with the token embeddings. Tests run it on
+pretended devices; it has not been run on several real GPUs.
 """
 
 import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,16 +21,8 @@ from transformers.integrations import deepspeed
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from subtoken_train.families import FAMILIES
+from subtoken_train.families import backbone_files as files
 from subtoken_train.families.backbone_config import BackboneConfig, check_backbone, is_gguf, is_hub_id, resolve
-from subtoken_train.families.backbone_files import (
-    check_finite_weights,
-    check_format,
-    check_gguf,
-    check_local_files,
-    check_report,
-    opened_gguf,
-    read_headers,
-)
 from subtoken_train.families.decoder import check_window_runs, layer_windows
 from subtoken_train.families.family import Family, check_served
 from subtoken_train.families.lora import prepare_quantised, quantization_config
@@ -42,6 +33,7 @@ from subtoken_train.reducers.base import Reducer
 
 WEIGHTS = 0.7  # share of a GPU's free memory that weights may take; the rest is for caches and activations
 BYTES = {"nf4": 0.53, "int8": 1.01}  # bytes of a quantised weight, its scales included
+_REPORTED: dict[str, Any] = {"ignore_mismatched_sizes": True, "output_loading_info": True}  # read by ``check_report``
 
 
 def spread_memory(layout: Family, config: BackboneConfig, free: Sequence[int]) -> dict[int, int] | None:
@@ -77,15 +69,13 @@ def check_room(config: BackboneConfig) -> None:
     folder, gib = Path(resolve(config.path)), 2**30
     if torch.cuda.is_available() or is_gguf(config.path):
         return
-    weights = read_headers(folder).values() if folder.is_dir() else layout_family(config).model.parameters()
+    weights = files.read_headers(folder).values() if folder.is_dir() else layout_family(config).model.parameters()
     each = BYTES.get(config.quantization, getattr(torch, config.dtype).itemsize)
     needed, room = int(each * sum(weight.numel() for weight in weights)), machine_memory()
     if needed > room:
-        raise ValueError(
-            f"the weights of backbone {config.path!r} take {needed / gib:.1f} GiB in {config.dtype}, and this machine "
-            f"has {room / gib:.1f} GiB of memory and no GPU; take bfloat16, or a smaller model: subtoken-train data "
-            "smollm2"
-        )
+        weights = f"the weights of backbone {config.path!r} take {needed / gib:.1f} GiB in {config.dtype}"
+        here = f"this machine has {room / gib:.1f} GiB of memory and no GPU"
+        raise ValueError(f"{weights}, and {here}; take bfloat16, or a smaller model: subtoken-train data smollm2")
 
 
 def is_spread(model: Any) -> bool:
@@ -110,16 +100,15 @@ def check_on_one_device(model: Any, what: str) -> None:
 def load_family(config: BackboneConfig, reducer: Reducer | None = None, memory: dict[int, int] | None = None) -> Family:
     """Load weights and processor, on one device or by ``spread_memory``, and check that a reducer serves them."""
     check_backbone(config)
-    with _asked(config):
-        model_config = _read_config(config)
-        family = _family_of(model_config, config)
-        if reducer is not None:
-            check_served(reducer, family, model_config)
-        model = load_weights(family, config, memory)
-        loaded = _put_together(family, model, _read_processor(family, config), config)
-        if model_config.model_type not in FAMILIES:
-            prove(loaded)
-        return loaded
+    model_config = _read_config(config)
+    family = _family_of(model_config, config)
+    if reducer is not None:
+        check_served(reducer, family, model_config)
+    model = load_weights(family, config, memory)
+    loaded = _put_together(family, model, _read_processor(family, config), config)
+    if model_config.model_type not in FAMILIES:
+        prove(loaded)
+    return loaded
 
 
 def load_weights(family: type[Family], config: BackboneConfig, memory: dict[int, int] | None = None) -> Any:
@@ -131,24 +120,15 @@ def load_weights(family: type[Family], config: BackboneConfig, memory: dict[int,
     if config.attention == "flash_attention_2" and find_spec("flash_attn") is None:
         raise ValueError("attention flash_attention_2 needs flash-attn, which is not installed; sdpa needs none")
     with _reading("the weights", config), _files(config) as (source, further):
-        model, report = family.auto_model.from_pretrained(
-            source,
-            **further,
-            config=model_config,
-            trust_remote_code=False,
-            dtype=getattr(torch, config.dtype),
-            attn_implementation=config.attention,
-            quantization_config=quantised or from_gguf,
-            **({} if memory is None else {"device_map": "auto", "max_memory": memory}),
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # said below
-            use_safetensors=True,
-        )
+        how = {"attn_implementation": config.attention, "quantization_config": quantised or from_gguf, **_REPORTED}
+        how |= {} if memory is None else {"device_map": "auto", "max_memory": memory}
+        how |= {"dtype": getattr(torch, config.dtype), "trust_remote_code": False, "use_safetensors": True, **further}
+        model, report = family.auto_model.from_pretrained(source, config=model_config, **how)
     if from_gguf is not None:
         model.config.name_or_path = config.path
     check_whole(model, config.path)
-    check_report(report, model, config.path)
-    check_finite_weights(model, config.path)
+    files.check_report(report, model, config.path)
+    files.check_finite_weights(model, config.path)
     if quantised is not None:
         prepare_quantised(model, family(model, None).decoder)
     return model.eval()
@@ -160,21 +140,14 @@ def check_weights(family: type[Family], config: BackboneConfig) -> Any:
     if not folder.is_dir():
         return model_config
     with _reading("the weights", config):
-        headers = read_headers(folder)
+        headers = files.read_headers(folder)
     if getattr(model_config, "quantization_config", None) is None:  # or tensors have shapes of their own
         with _reading("the configuration", config), _outside_zero3(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of sizes that are nothing, which do not fit the weights
-            kind = family.auto_model._model_mapping[type(model_config)]
-            model, report = kind.from_pretrained(
-                None,
-                config=deepcopy(model_config),
-                state_dict=headers,
-                dtype=getattr(torch, config.dtype),
-                device_map={"": "meta"},
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-            )
-        check_report(report, model, config.path)
+            kind, own = family.auto_model._model_mapping[type(model_config)], deepcopy(model_config)
+            how = {"dtype": getattr(torch, config.dtype), "device_map": {"": "meta"}, **_REPORTED}
+            model, report = kind.from_pretrained(None, config=own, state_dict=headers, **how)
+        files.check_report(report, model, config.path)
         for name, tensor in sorted(headers.items()):
             if name.endswith((".weight", ".bias")) and not tensor.is_floating_point():
                 kind = str(tensor.dtype).removeprefix("torch.")
@@ -221,23 +194,18 @@ def family_class(config: BackboneConfig) -> type[Family]:
 
 def stored_dtype(config: BackboneConfig) -> str:
     """Return the dtype that a backbone's configuration names for its weights; float32 where it names none."""
-    with _asked(config):
-        return str(_read_config(config).dtype or torch.float32).removeprefix("torch.")
+    return str(_read_config(config).dtype or torch.float32).removeprefix("torch.")
 
 
 def _known(config: BackboneConfig) -> tuple[Any, type[Family]]:
     check_backbone(config)
-    model_config = published_config(config.path)
-    if model_config is None:
-        with _asked(config):
-            model_config = _read_config(config)
+    model_config = published_config(config.path) or _read_config(config)
     return model_config, _family_of(model_config, config)
 
 
 def with_processor(layout: Family, config: BackboneConfig) -> Family:
     """Return a layout that can encode records: the same with its tokenizer and image processor."""
-    with _asked(config):
-        return _put_together(type(layout), layout.model, _read_processor(type(layout), config), config)
+    return _put_together(type(layout), layout.model, _read_processor(type(layout), config), config)
 
 
 def published_config(name: str) -> Any | None:
@@ -247,18 +215,15 @@ def published_config(name: str) -> Any | None:
     return next((family.published[name]() for family in FAMILIES.values() if name in family.published), None)
 
 
-def _asked(config: BackboneConfig) -> AbstractContextManager[None]:
-    return hub_asked() if is_hub_id(config.path) else nullcontext()
-
-
 @contextmanager
 def _files(config: BackboneConfig) -> Iterator[tuple[str, dict[str, Any]]]:
     source = resolve(config.path)
     if is_gguf(source):
-        with opened_gguf(Path(source)) as opened:
+        with files.opened_gguf(Path(source)) as opened:
             yield opened
     else:
-        yield source, {"revision": config.revision}
+        with hub_asked() if is_hub_id(source) else nullcontext():
+            yield source, {"revision": config.revision}
 
 
 def _read_processor(family: type[Family], config: BackboneConfig) -> Any:
@@ -305,15 +270,15 @@ def _words(error: Exception) -> str:
 def _read_config(config: BackboneConfig) -> Any:
     source = resolve(config.path)
     if is_gguf(source):
-        check_gguf(Path(source))
+        files.check_gguf(Path(source))
     try:
         if Path(source).is_dir() and not (Path(source) / "config.json").is_file():
             raise FileNotFoundError(source)
         if Path(source).is_dir():
-            check_local_files(Path(source))
+            files.check_local_files(Path(source))
         with _files(config) as (place, further):
             content = AutoConfig.from_pretrained(place, **further, trust_remote_code=False)
-        check_format(vars(content))
+        files.check_format(vars(content))
         for name in ("text_config", "vision_config"):
             if isinstance(getattr(content, name, None), dict):
                 raise ValueError(f"it has a {name}, but its model_type {content.model_type!r} has none; correct it")

@@ -108,15 +108,9 @@ def quantization_config(kind: Quantization, dtype: torch.dtype, skipped: tuple[s
     check_package("bitsandbytes", "gpu", f"quantization {kind!r}", "set model.backbone.quantization: none")
     from transformers import BitsAndBytesConfig
 
-    if kind == "int8":
-        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=list(skipped))
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=dtype,
-        llm_int8_skip_modules=list(skipped),
-    )
+    nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": dtype}
+    chosen: dict[str, Any] = {"load_in_8bit": True} if kind == "int8" else {"load_in_4bit": True, **nf4}
+    return BitsAndBytesConfig(llm_int8_skip_modules=list(skipped), **chosen)
 
 
 def prepare_quantised(model: nn.Module, decoder: nn.Module) -> None:

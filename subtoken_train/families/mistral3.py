@@ -1,10 +1,9 @@
 """Mistral Small 3.1 and 3.2 in the transformers 5 format: a Pixtral tower, pictures of any size, 2 x 2 patches a token.
 
-A picture whose longer side has more than 1,540 pixels is scaled down, and its sides are rounded up to whole tokens of
-28 x 28 pixels. In a prompt ``[IMG_BREAK]`` stands behind each row of its tokens and ``[IMG_END]`` behind the last: rows
-of text, which no reducer drops. The tower sees all pictures of a batch as one sequence, whose mask has the square of
-its patches. Pixels are held as flattened patches, as Qwen's. The template's own system text, which names the day, is
-left out.
+A picture's longer side is scaled down to 1,540 pixels at most, and its sides are rounded up to whole tokens of 28 x 28.
+``[IMG_BREAK]`` stands behind each row of its tokens and ``[IMG_END]`` behind the last: rows of text, which no reducer
+drops. The tower sees all pictures of a batch as one sequence, whose mask has the square of its patches. The template's
+own system text, which names the day, is left out.
 
 Legend: I pictures, P patches of all pictures, T visual tokens of a picture, c width of a patch, C of a merged token (4
 * c), D model width, H heads, d head width.

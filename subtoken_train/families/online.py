@@ -5,7 +5,6 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import httpx2
 from huggingface_hub import constants, get_session
@@ -15,48 +14,36 @@ from subtoken_train.errors import SubTokenWarning
 _PATIENCE = 10.0  # seconds
 
 
-@dataclass
-class _Answer:
-    asked: bool = False
-    reason: str | None = None  # there is no answer; None too where the user said not to ask
-    said: bool = False  # to the user
-
-
-_answer = _Answer()
+_reasons: list[str | None] = []  # why there was no answer, once the Hub was asked; None: there was
 
 
 def silence() -> str | None:
     """Return why the Hub was not reached and what to do, for messages; None if it was, or nobody asked."""
-    if _answer.reason is None:
+    if not any(_reasons):
         return None
-    return f"{_answer.reason}: check the network, or set HF_HUB_OFFLINE=1 and use what is in the local cache"
+    return f"{_reasons[0]}: check the network, or set HF_HUB_OFFLINE=1 and use what is in the local cache"
 
 
 @contextmanager
 def hub_asked() -> Iterator[None]:
-    """Allow the Hub inside the block; if it does not answer, only the local cache is read, with a warning."""
-    _ask()
+    """Allow the Hub inside the block; if it does not answer, only the local cache is read, with a warning, once."""
+    found = None if _reasons or constants.is_offline_mode() else _asked()
     yield
-    if _answer.reason is not None and not _answer.said:
-        _answer.said = True
-        warnings.warn(
-            f"{_answer.reason}: the local cache is read; HF_HUB_OFFLINE=1 does not ask at all",
-            SubTokenWarning,
-            stacklevel=3,
-        )
+    if found is not None:
+        words = f"{found}: the local cache is read; HF_HUB_OFFLINE=1 does not ask at all"
+        warnings.warn(words, SubTokenWarning, stacklevel=3)
 
 
-def _ask() -> None:
+def _asked() -> str | None:
     """Send one small request; after a failure the client is offline, in this process and in its children."""
-    if _answer.asked or constants.is_offline_mode():
-        return
-    _answer.asked = True
+    _reasons.append(None)
     try:
         get_session().head(constants.ENDPOINT, timeout=_PATIENCE)
-        return
+        return None
     except httpx2.TransportError as error:
-        _answer.reason = f"no answer from {constants.ENDPOINT} ({type(error).__name__}: {error})"
+        _reasons[0] = f"no answer from {constants.ENDPOINT} ({type(error).__name__}: {error})"
     constants.HF_HUB_OFFLINE = True
     os.environ["HF_HUB_OFFLINE"] = "1"
     if "datasets.config" in sys.modules:  # it keeps a copy
         vars(sys.modules["datasets.config"])["HF_HUB_OFFLINE"] = True
+    return _reasons[0]

@@ -3,9 +3,9 @@
 ``max_position_embeddings`` says the original length in some files (Qwen's yarn) and the extended one in others (Llama
 3.1, Phi-3), so the larger of it and ``original x factor`` counts. Nothing is refused past it, as in transformers.
 
-``dynamic`` and ``longrope`` change their frequencies with the length. Here a prompt has the frequencies of its own
-length, however it is run, and every later call those of its last position, whatever ran before: what transformers'
-``generate`` gives on a fresh model. Keys in a cache stay as they were turned; in a batch the longest sample decides.
+``dynamic`` and ``longrope`` change their frequencies with the length. A prompt has those of its own length, however it
+is run, and every later call those of its last position, as on a fresh model. Keys in a cache stay as they were turned;
+in a batch the longest sample decides.
 
 Legend: B batch, N positions, d head width.
 """
@@ -43,14 +43,10 @@ def warn_beyond(config: Any, positions: int, before: int = 0) -> None:
     """Warn where a sequence passes the positions that a model was made for, and had not ``before``."""
     bound = position_bound(config)
     if bound is not None and before <= bound < positions:
-        # the same words every time: Python, and so the command line, show them once
-        warnings.warn(
-            f"a sequence is longer than the {bound:,} positions that this model ({config.model_type}) was made for; "
-            "it continues, as in transformers, but answers may be worse; shorten the prompt (fewer or smaller images, "
-            "less text), or load the model with its positions extended (rope_parameters)",
-            SubTokenWarning,
-            stacklevel=1,  # one place, whoever asks
-        )
+        # the same words every time, from one place: Python, and so the command line, show them once
+        words = f"a sequence is longer than the {bound:,} positions that this model ({config.model_type}) was made for"
+        instead = "shorten the prompt, or load the model with its positions extended (rope_parameters)"
+        warnings.warn(f"{words}, so answers may be worse; {instead}", SubTokenWarning, stacklevel=1)
 
 
 def rotary_kind(rotary: Any) -> str:

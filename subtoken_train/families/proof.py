@@ -1,9 +1,8 @@
 """Find out whether a language model that no test here knows is served: by its modules, then on random tokens.
 
-``check_structure`` looks for what transformers builds on its attention interface, and reads no weight. ``prove`` runs a
-few tokens as the model's own ``forward`` runs them, and as they run here, the last ones from a packed cache; every
-layer's queries, keys and values are compared with what ``DecoderStack`` makes of its input. Windows are narrowed, so
-that they are seen to act. Nothing is changed.
+``check_structure`` reads no weight. ``prove`` runs a few tokens by the model's own ``forward``, and as they run here,
+the last ones from a packed cache, and compares every layer's queries, keys and values. Windows are narrowed, so that
+they are seen to act. Nothing is changed.
 
 Legend: B batch (1), N tokens, H query heads, h key-value heads, d head width, V vocabulary.
 """
@@ -136,8 +135,8 @@ def _packed_logits(family: DecoderStack, ids_BN: Tensor) -> Tensor:
     with _noting(family, position_BN) as notes:
         states_BND, places_BN = family.token_states(ids_BN), position_BN[:, :PROMPT]
         prompt_BND = family.run_layers(states_BND[:, :PROMPT], torch.ones_like(places_BN), places_BN, dense)
-        if notes.wrong is not None:
-            raise refusal(family.model, notes.wrong)
+        if notes.wrong:
+            raise refusal(family.model, notes.wrong[0])
         for layer, (states, packed) in enumerate(zip(dense.layers, cache.layers, strict=True)):
             _pack(states, packed, family.windows[layer])
         cache.next_position = position_BN[:, PROMPT : PROMPT + 1]
@@ -150,11 +149,8 @@ def _pack(states: Any, packed: PackedLayer, window: int | None) -> None:
     places_BN = torch.arange(PROMPT, device=states.keys.device)[None]
     kept_BN = places_BN if window is None else places_BN[:, PROMPT + 1 - window :]
     plan = LayerPlan(kept_BN)
-    packed.store_prompt(
-        pack_layer(states.keys, states.values, plan, Packing(), None if window is None else places_BN),
-        PROMPT,
-        states.keys,
-    )
+    held = pack_layer(states.keys, states.values, plan, Packing(), None if window is None else places_BN)
+    packed.store_prompt(held, PROMPT, states.keys)
     if window is not None:
         packed.window = window
         packed.begin_tail(places_BN[:, -1] + 1)
@@ -166,7 +162,7 @@ class _Notes:
     def __init__(self, family: DecoderStack, position_BN: Tensor) -> None:
         self.family, self.position_BN = family, position_BN
         self.inputs: dict[int, Tensor] = {}
-        self.wrong: str | None = None
+        self.wrong = list[str]()
 
     def attend(self, layer: int, states: tuple[Tensor, Tensor, Tensor], scale: float, options: Any) -> Tensor:
         """Return a layer's attention, [1, H, N, d], and compare its states with those that are made here."""
@@ -176,17 +172,15 @@ class _Notes:
         query, key = family.rotate(layer, query, key, family.angles(layer, normed_BND, position_BN))
         value = family.projection(layer, "v")(normed_BND).reshape(1, key.shape[2], -1, key.shape[3]).transpose(1, 2)
         for name, own, given in zip(("queries", "keys", "values"), (query, key, value), states, strict=True):
-            alike = own.shape == given.shape and float((own - given).norm()) <= ALIKE * float(given.norm())
-            if not alike:
+            if own.shape != given.shape or not float((own - given).norm()) <= ALIKE * float(given.norm()):
                 made = "its projection, its norm and its rotary embedding"
-                self.wrong = self.wrong or f"the {name} of layer {layer} are not those of {made}"
+                self.wrong.append(f"the {name} of layer {layer} are not those of {made}")
         own_scale = float(family.decoder.layers[layer].self_attn.scaling)
         if abs(own_scale - scale) > 1e-6 * abs(scale):
-            wrong = f"layer {layer} scales its scores by {scale:g}, and its scaling says {own_scale:g}"
-            self.wrong = self.wrong or wrong
+            self.wrong.append(f"layer {layer} scales its scores by {scale:g}, and its scaling says {own_scale:g}")
         if unknown := sorted(name for name, value in options.items() if value is not None and name not in _KNOWN):
-            wrong = f"layer {layer} hands its attention {', '.join(unknown)}, which the kernels here do not support"
-            self.wrong = self.wrong or wrong
+            unserved = f"{', '.join(unknown)}, which the kernels here do not support"
+            self.wrong.append(f"layer {layer} hands its attention {unserved}")
         return causal_attention(*states, Seen(None, family.window(layer, position_BN)), scale, PROMPT)
 
 

@@ -1,8 +1,8 @@
 """Pictures of Qwen's VLMs: sizes, patches, grids, runs of placeholders, processor names and mRoPE positions.
 
-An image is one layer of its grid, a video one layer of patches per two frames (the last frame twice where they are
-odd). Frames are scaled by the same rule as images, by PIL: torchvision's pixels, in the published video processors,
-differ in the last bits. A video takes at most ``VIDEO_LAYERS`` times the pixels of an image, a bound of ours.
+A video is one layer of patches per two frames (the last frame twice where they are odd). Frames are scaled by PIL, as
+images: torchvision's pixels, in the published video processors, differ in the last bits. A video takes at most
+``VIDEO_LAYERS`` times the pixels of an image, a bound of ours.
 
 Legend: B batch, N positions, I images and videos, V videos, F frames, P patches of a frame.
 """
@@ -46,10 +46,8 @@ _MAX_ASPECT = 200  # longer side / shorter side that Qwen's resizing accepts
 class QwenInputs(Family):
     """The half of a Qwen VLM that turns pictures into inputs."""
 
-    least_pixels: ClassVar[int] = 56 * 56
-    """Pixels to which its published processors scale small images up."""
-    counted: ClassVar[int] = 1
-    """Times that its processor counts an image's pixels against its bounds."""
+    least_pixels: ClassVar[int] = 56 * 56  # pixels to which its published processors scale small images up
+    counted: ClassVar[int] = 1  # times that its processor counts an image's pixels against its bounds
     takes_videos = tells_frames = True
     may_pad = True
     image_inputs: ClassVar[tuple[str, ...]] = (
@@ -216,15 +214,10 @@ class QwenInputs(Family):
         kinds, _ = self._pictures(kinds_BN, batch.record_ids, [] if grid_I3 is None else grid_I3.tolist())
         is_video = torch.tensor([kind == VIDEO for kind in kinds], dtype=torch.bool)
         of = {kind: None if grid_I3 is None else grid_I3[is_video == (kind == VIDEO)] for kind in (IMAGE, VIDEO)}
-        seconds = {} if batch.seconds_I is None else {"second_per_grid_ts": batch.seconds_I.cpu()[is_video]}
-        position_3BN, _ = self.model.model.get_rope_index(
-            ids_BN,
-            mm_token_type_ids=kinds_BN,
-            image_grid_thw=of[IMAGE],
-            video_grid_thw=of[VIDEO],
-            attention_mask=visible_BN,
-            **seconds,
-        )
+        given = {"mm_token_type_ids": kinds_BN, "image_grid_thw": of[IMAGE], "video_grid_thw": of[VIDEO]}
+        if batch.seconds_I is not None:
+            given["second_per_grid_ts"] = batch.seconds_I.cpu()[is_video]
+        position_3BN, _ = self.model.model.get_rope_index(ids_BN, attention_mask=visible_BN, **given)
         on_device: Tensor = position_3BN.to(batch.input_ids_BN.device)
         return on_device
 
@@ -232,10 +225,8 @@ class QwenInputs(Family):
         kinds_BN = self.kinds(batch.input_ids_BN) * (batch.regions_BN != Region.PADDING).int()
         grids = [] if batch.image_grid_I3 is None else batch.image_grid_I3.tolist()
         kinds, _ = self._pictures(kinds_BN, batch.record_ids, grids)
-        return [
-            Frames(grid[0], self.grid_tokens([1, *grid[1:]])) if kind == VIDEO else None
-            for kind, grid in zip(kinds, grids, strict=True)
-        ]
+        shown = zip(kinds, grids, strict=True)
+        return [Frames(grid[0], self.grid_tokens([1, *grid[1:]])) if kind == VIDEO else None for kind, grid in shown]
 
     def check_aspect(self, height: int, width: int) -> None:
         """Raise ``ValueError`` for a picture that is too long and thin for Qwen's resizing."""

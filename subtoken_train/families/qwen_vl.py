@@ -140,8 +140,8 @@ class Qwen3VLFamily(TimedVLFamily):
 
     Features of three blocks of the tower (``deep``) are added to the visual rows that are there after the first three
     decoder layers. A tower reducer's merged token keeps its target's. VisionZip looks at the last of the tower's
-    blocks, as for Qwen2.5-VL; the papers have no Qwen3-VL. Of a video each layer of two frames is a run of its own
-    behind its time, the mean of its frames', as text rows: ``<0.5 seconds><|vision_start|>...<|vision_end|>``.
+    blocks, as for Qwen2.5-VL. Each layer of a video's two frames is a run behind its time, the mean of its frames', as
+    text rows: ``<0.5 seconds><|vision_start|>...<|vision_end|>``.
     """
 
     name = "qwen3_vl"
@@ -176,9 +176,9 @@ GlmProcessor = PilReader(Glm4vImageProcessorPil, "<|image|>", "<|image|>")
 class Glm4vFamily(TimedVLFamily):
     """GLM-4.1V (9B): Qwen's patches, grids and mRoPE positions, which turn half of a head's channels.
 
-    It thinks before it answers, and its template has no way to turn that off. An image's bounds count its pixels twice,
-    once for each frame of a patch. One placeholder stands for images and for videos, which are told by the marks around
-    them; each layer of a video stands between an image's marks and has the whole seconds of its first frame behind it.
+    It thinks before it answers. An image's bounds count its pixels twice, once for each frame of a patch. One
+    placeholder stands for images and for videos, which are told by the marks around them; each layer of a video stands
+    between an image's marks and has the whole seconds of its first frame behind it.
     """
 
     name = "glm4v"
@@ -235,10 +235,10 @@ def _marked(placeholders: str) -> str:
 def tower_with_statistics(tower: Any, patches: Tensor, grid_I3: Tensor) -> tuple[Any, Tensor, Tensor]:
     """Run the tower and recompute what VisionZip reads of its last block, so that it keeps its fast attention.
 
-    A patch counts by the attention it receives, summed over the patches of its own image (of a video: of its own layer)
-    and averaged over heads; a visual token is the mean of its merge group. Keys are taken after the rotary embedding,
-    as in VisionZip's Qwen2.5-VL release, and averaged over the group, then over heads. Returns (the tower's output,
-    attention received [T], keys [T, d]), the last two in fp32, in raster order.
+    A patch counts by the attention it receives, summed over the patches of its own image (a video's: of its layer) and
+    averaged over heads; a visual token is the mean of its merge group. Keys are taken after the rotary embedding, as in
+    VisionZip's Qwen2.5-VL release. Returns (the tower's output, attention received [T], keys [T, d]), the last two in
+    fp32, in raster order.
     """
     last = len(tower.blocks) - 1
     windows = getattr(tower, "window_size", None) is not None

@@ -1,8 +1,7 @@
 """Pictures of any resolution as tiles: as LLaVA-NeXT and OneVision cut, pad and order them, and as runs of one length.
 
 LLaVA's: a picture is scaled and padded to the best of a list of resolutions and cut into square tiles, behind the whole
-picture, scaled to one. Patches that show padding alone are cropped; each row that is left ends with the newline
-embedding. OneVision also scales a crop of too many patches down.
+picture, scaled to one. Patches of padding alone are cropped; each row that is left ends with the newline embedding.
 
 Legend: B batch, N positions; of one picture: I tiles (the whole first), P patches of a tile, C channels, T
 placeholders; of a batch: I pictures, M tiles of the largest, T tiles of all.
@@ -18,11 +17,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers.models.llava_next.modeling_llava_next import (
-    get_anyres_image_grid_shape,
-    image_size_to_num_patches,
-    unpad_image,
-)
+from transformers.models.llava_next import modeling_llava_next as anyres
 
 from subtoken_train.families.family import Family
 from subtoken_train.families.images import FP32_BYTES, UNCUT, tower_peak
@@ -41,8 +36,7 @@ def padded_tiles(tiles_T3HW: Tensor, tiles: Sequence[int]) -> Tensor:
 def ordered_pictures(kind_BN: Tensor, tokens: Mapping[int, Sequence[int]]) -> list[list[tuple[int, int]]]:
     """Return each sample's pictures in the order of its prompt: their kinds, and their numbers among that kind.
 
-    ``kind_BN``: of what kind of picture each token is a placeholder; 0 for text. ``tokens``: of every picture of a
-    kind.
+    ``kind_BN``: the kind of picture of each placeholder; 0 for text. ``tokens``: of every picture of a kind.
     """
     left, samples, fit = {kind: enumerate(own) for kind, own in tokens.items()}, [], True
     for row in kind_BN.tolist():
@@ -75,12 +69,9 @@ class TileLayout:
 
     resolutions: tuple[tuple[int, int], ...]
     """(height, width) in pixels that pictures are scaled to, multiples of ``side``."""
-    side: int
-    """Side of a tile, in pixels."""
-    patches: int
-    """In a row of a tile."""
-    most_tiles: int | None = None
-    """Patches of a crop at most, in tiles (``anyres_max_9``: 9); None: no limit."""
+    side: int  # side of a tile, in pixels
+    patches: int  # in a row of a tile
+    most_tiles: int | None = None  # patches of a crop at most, in tiles (``anyres_max_9``: 9); None: no limit
 
     @classmethod
     def of(cls, config: Any, most_tiles: int | None = None) -> TileLayout:
@@ -96,13 +87,13 @@ class TileLayout:
 
     def tiles(self, size: Sequence[int]) -> int:
         """Count the tiles of a picture of (height, width) pixels, the whole among them."""
-        return int(image_size_to_num_patches(tuple(size), list(self.resolutions), self.side))
+        return int(anyres.image_size_to_num_patches(tuple(size), list(self.resolutions), self.side))
 
     def crop(self, size: Sequence[int]) -> tuple[int, int]:
         """Return the rows and columns of patches left of a picture of (height, width) pixels, without newlines."""
         rows, columns = self._grid(size)
         grid = torch.empty(1, rows * self.patches, columns * self.patches, device="meta")
-        high, wide = unpad_image(grid, tuple(size)).shape[1:]
+        high, wide = anyres.unpad_image(grid, tuple(size)).shape[1:]
         return self._limited(high, wide)
 
     def placeholders(self, size: Sequence[int], cut: bool = True) -> int:
@@ -117,7 +108,7 @@ class TileLayout:
             return torch.cat([tiles_IPC[0], newline_C[None]])
         rows, columns = self._grid(size)
         grid = tiles_IPC[1:].reshape(rows, columns, self.patches, self.patches, -1)
-        crop_Chw = unpad_image(grid.permute(4, 0, 2, 1, 3).flatten(3, 4).flatten(1, 2), tuple(size))
+        crop_Chw = anyres.unpad_image(grid.permute(4, 0, 2, 1, 3).flatten(3, 4).flatten(1, 2), tuple(size))
         shape = self._limited(*crop_Chw.shape[1:])
         if shape != crop_Chw.shape[1:]:
             crop_Chw = F.interpolate(crop_Chw[None], shape, mode="bilinear")[0]
@@ -125,7 +116,7 @@ class TileLayout:
         return torch.cat([tiles_IPC[0], torch.cat([crop_Chw, ends_Ch1], 2).flatten(1).T])
 
     def _grid(self, size: Sequence[int]) -> tuple[int, int]:
-        rows, columns = get_anyres_image_grid_shape(tuple(size), list(self.resolutions), self.side)
+        rows, columns = anyres.get_anyres_image_grid_shape(tuple(size), list(self.resolutions), self.side)
         return int(rows), int(columns)
 
     def _limited(self, high: int, wide: int) -> tuple[int, int]:
@@ -139,14 +130,10 @@ class MergedTilesFamily(Family):
     """A family whose pictures are tiles of equally many merged patches; a tower reducer chooses tile by tile."""
 
     in_tiles = True
-    side: int
-    """Pixels of a tile's side."""
-    high: int
-    """Patches of a tile's side."""
-    merge: int
-    """Patches of a visual token's side."""
-    class_tokens: ClassVar[int] = 0
-    """Tokens of a tile's tower beside its patches."""
+    side: int  # pixels of a tile's side
+    high: int  # patches of a tile's side
+    merge: int  # patches of a visual token's side
+    class_tokens: ClassVar[int] = 0  # tokens of a tile's tower beside its patches
 
     @property
     def tile_tokens(self) -> int:

@@ -1,8 +1,8 @@
 """Attention and keys of a vision tower's patches, recomputed for one layer: the rest keeps its fast attention.
 
 Families with a class token (CLIP, InternViT) read what it pays to each patch. Without one (SigLIP, Qwen) a patch counts
-by the attention that it receives from the patches of its own tile or image, summed over them and averaged over heads;
-keys are averaged over heads. For SigLIP this is our reading: VisionZip's release has no such tower.
+by the attention that it receives from its own tile or image, summed over patches, averaged over heads, as keys are. For
+SigLIP this is our reading: VisionZip's release has no such tower.
 
 Legend: I tiles (or frames), N a class token and P patches of a tile, T tokens of n merged patches each, C width of the
 features, c any width, H heads, d head width.

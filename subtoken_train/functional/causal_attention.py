@@ -37,7 +37,7 @@ ALIGNED = 16  # bytes of which a head's width is a multiple for the memory-effic
 
 
 def fused_kernels(query_BHqd: Tensor, key_BhKd: Tensor, value_BhKd: Tensor, masked: bool = False) -> tuple[str, ...]:
-    """Kernels that take a call, "flash" before "efficient"; empty where only the matrix would do.
+    """List the kernels that take a call, "flash" before "efficient"; empty where only the matrix would do.
 
     ``masked``: whether there is a mask; else the call is causal, or nothing is hidden.
     """
@@ -55,7 +55,7 @@ def fused_kernels(query_BHqd: Tensor, key_BhKd: Tensor, value_BhKd: Tensor, mask
 
 
 def shared_heads(query_BHqd: Tensor, key_BhKd: Tensor, value_BhKd: Tensor, masked: bool) -> tuple[Tensor, Tensor]:
-    """Keys and values as they are where a kernel takes them, else each once for every query head that reads it."""
+    """Return keys and values as they are where a kernel takes them, else each once per query head that reads it."""
     shares = query_BHqd.shape[1] // key_BhKd.shape[1]
     taken = query_BHqd.device.type in SHARING and not torch.is_grad_enabled()
     if shares == 1 or taken or "flash" in fused_kernels(query_BHqd, key_BhKd, value_BhKd, masked):
@@ -72,7 +72,7 @@ def fused_attention(
     mask: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Attention of q rows to K columns, [B, H, q, d].
+    """Attend from q rows to K columns, [B, H, q, d].
 
     ``mask``: what is seen, bool, [q, K] after broadcasting axes; None: the rows are the last q of the K places, and
     each sees itself and all before it.
@@ -148,12 +148,12 @@ class Seen:
     delay: int = 0
 
     def until(self, end: int) -> Seen:
-        """The same of the first places."""
+        """Return the same of the first places."""
         places, keys = (None if each is None else each[..., :end] for each in (self.places_BK, self.keys_BhK))
         return replace(self, places_BK=places, keys_BhK=keys)
 
     def first_column(self, row: int) -> int:
-        """The first place that a row, or one after it, may see; positions do not rise over padding."""
+        """Return the first place that a row, or one after it, may see; positions do not rise over padding."""
         some_hidden = self.places_BK is not None or self.keys_BhK is not None
         return 0 if self.window is None or some_hidden else max(0, row + 1 - self.window.size)
 
@@ -176,7 +176,7 @@ class Seen:
 def causal_attention(
     query_BHqd: Tensor, key_BhKd: Tensor, value_BhKd: Tensor, seen: Seen, scale: float, block: int, dropout: float = 0.0
 ) -> Tensor:
-    """Attention of the last q of K places, [B, H, q, d]."""
+    """Attend from the last q of K places, [B, H, q, d]."""
     rows, columns = query_BHqd.shape[2], key_BhKd.shape[2]
     unmasked = all(each is None for each in (seen.places_BK, seen.window, seen.keys_BhK, seen.gate_BhK))
     if unmasked and (rows == columns or query_BHqd.is_cuda):
@@ -271,6 +271,7 @@ def _mask_slope(
 
 
 BLOCK = 128  # rows of the attention matrix that exist at a time
+DEVICES = ("cuda",)  # whose numbers the host does not read here, layer after layer: it would wait for all work before
 
 
 @torch.no_grad()
@@ -284,7 +285,7 @@ def attention_rows(
     window: SlidingWindow | None = None,
     surely: int = 0,
 ) -> Tensor:
-    """Attention probabilities of chosen rows, [B, H, W, N] in fp32; 0 everywhere in a row that may see no key.
+    """Return the attention of chosen rows, [B, H, W, N] in fp32; 0 everywhere in a row that may see no key.
 
     ``index_BW``: int64, -1 is none; ``keys_BN``: keys that may be seen, bool; ``offset``: place of the first query
     among the keys; ``surely``: number of first keys that are known to be seen by all rows.
@@ -303,7 +304,7 @@ def attention_rows(
     if surely:
         return probabilities
     blind_BW = ~seen_BWN.any(-1)
-    if blind_BW.is_cuda or bool(blind_BW.any()):  # seldom needed; a device would wait longer to hear so
+    if blind_BW.device.type in DEVICES or bool(blind_BW.any()):  # seldom needed; a device would wait longer to hear so
         probabilities = probabilities.masked_fill(blind_BW[:, None, :, None], 0.0)
     return probabilities
 
@@ -327,8 +328,8 @@ def attention_blocks(
         yield index_BW, attention_rows(query_BHNd, key_BhNd, index_BW, keys_BN, scale, offset, window)
 
 
-def _marked(rows_BN: Tensor) -> Tensor:
-    index_BR, valid_BR = kept_index(rows_BN, pad_left=False)
+def _marked(rows_BN: Tensor, most: int | None = None) -> Tensor:
+    index_BR, valid_BR = kept_index(rows_BN, pad_left=False, longest=most)
     return index_BR.masked_fill(~valid_BR, -1)
 
 
@@ -342,20 +343,17 @@ def attention_received(
     window: SlidingWindow | None = None,
     weight_BN: Tensor | None = None,
     largest: bool = False,
+    most: int | None = None,
 ) -> Tensor:
-    """Attention that each key receives from the marked rows, the sum or the largest, [B, H, K] in fp32; 0 without rows.
+    """Return what each key receives from the marked rows, sum or largest, [B, H, K] in fp32; 0 without rows.
 
-    ``weight_BN`` multiplies each row's. Of a block of rows nothing is computed beyond the last key that it may see.
+    ``weight_BN`` multiplies each row's. ``most``: rows that a sample marks at most, where that is known: few are
+    computed alone on a GPU too, which nothing is read from.
     """
-    index_BR, whole = _marked(rows_BN), window is None and bool(keys_BN.all())
-    first_R, last_R = (each.tolist() for each in (index_BR + offset).aminmax(dim=0))
     found_BHK = torch.zeros(*query_BHNd.shape[:2], key_BhNd.shape[2], device=key_BhNd.device)
     states, heads = (query_BHNd, key_BhNd.float(), found_BHK), 1 if key_BhNd.is_cuda else key_BhNd.shape[1]
     parts = list(zip(*(each.chunk(heads, 1) for each in states), strict=True))  # a CPU's caches hold those of one head
-    for start in range(0, len(last_R), BLOCK):
-        own = slice(start, start + BLOCK)
-        index_BW, end, first = index_BR[:, own], max(last_R[own]) + 1, min(first_R[own])
-        surely = first + 1 if whole and first >= offset else 0
+    for index_BW, end, surely in _blocks_of_rows(rows_BN, keys_BN, offset, window, most):
         for query, key, into in parts:
             rows = attention_rows(query, key[:, :, :end], index_BW, keys_BN[:, :end], scale, offset, window, surely)
             if weight_BN is not None:
@@ -365,8 +363,29 @@ def attention_received(
     return found_BHK
 
 
+def _blocks_of_rows(
+    rows_BN: Tensor, keys_BN: Tensor, offset: int, window: SlidingWindow | None, most: int | None
+) -> Iterator[tuple[Tensor, int, int]]:
+    """Yield marked rows, [B, W] (-1: none), the number of first keys that they may see, and of those they surely do."""
+    length = rows_BN.shape[1]
+    if rows_BN.device.type in DEVICES:
+        few = most is not None and 2 * most < length
+        every_R = torch.arange(length, device=rows_BN.device)
+        index_BR = _marked(rows_BN, most) if few else every_R.where(rows_BN, -1)
+        for start in range(0, index_BR.shape[1], BLOCK):
+            stop = length if few else min(start + BLOCK, length)
+            yield index_BR[:, start : start + BLOCK], offset + stop, 0
+        return
+    index_BR, whole = _marked(rows_BN), window is None and bool(keys_BN.all())
+    first_R, last_R = (each.tolist() for each in (index_BR + offset).aminmax(dim=0))
+    for start in range(0, len(last_R), BLOCK):
+        own = slice(start, start + BLOCK)
+        first = min(first_R[own])
+        yield index_BR[:, own], max(last_R[own]) + 1, first + 1 if whole and first >= offset else 0
+
+
 def attention_paid(blocks: Iterator[tuple[Tensor, Tensor]], over_heads: Literal["mean", "max"] = "mean") -> Tensor:
-    """Attention that all rows of some blocks pay to each position, [B, N] in fp32; a sample without rows gets zeros."""
+    """Return what all rows of some blocks pay to each position, [B, N] in fp32; a sample without rows gets zeros."""
     found = []
     for index_BW, attention_BHWN in blocks:
         rows_BWN = attention_BHWN.mean(1) if over_heads == "mean" else attention_BHWN.amax(1)

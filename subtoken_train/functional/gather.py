@@ -21,7 +21,7 @@ def rank_candidates(scores_BN: Tensor, candidates_BN: Tensor) -> Tensor:
 
 
 def keep_best(scores_BN: Tensor, candidates_BN: Tensor, count_B: Tensor) -> Tensor:
-    """The ``count_B`` best-scored candidates of each sample, bool [B, N]; ties go to the lower index."""
+    """Mark the ``count_B`` best-scored candidates of each sample, bool [B, N]; ties go to the lower index."""
     return candidates_BN & (rank_candidates(scores_BN, candidates_BN) < count_B[:, None])
 
 
@@ -44,7 +44,7 @@ def kept_index(keep_BN: Tensor, pad_left: bool, longest: int | None = None) -> t
 
 
 def take_rows(tensor: Tensor, index_BM: Tensor) -> Tensor:
-    """Rows ``index_BM`` of [B, N, ...] along the second axis, [B, M, ...]."""
+    """Take rows ``index_BM`` of [B, N, ...] along the second axis, [B, M, ...]."""
     index = index_BM.reshape(*index_BM.shape, *[1] * (tensor.dim() - 2)).expand(-1, -1, *tensor.shape[2:])
     return tensor.gather(1, index)
 
@@ -62,12 +62,12 @@ def take_entries(vectors_RcNd: Tensor, index_RM: Tensor, channels_Rck: Tensor | 
 
 
 def count_positions(visible_BN: Tensor) -> Tensor:
-    """Position ids [B, N] that count real tokens only, whatever the padding side."""
+    """Return position ids [B, N] that count real tokens only, whatever the padding side."""
     return (visible_BN.long().cumsum(-1) - 1).clamp(min=0)
 
 
 def masked_mean(rows_BND: Tensor, mask_BN: Tensor) -> Tensor:
-    """Mean over the marked rows, [B, D] in fp32 under any autocast; zeros where none is marked."""
+    """Average the marked rows, [B, D] in fp32 under any autocast; zeros where none is marked."""
     weight_BN = mask_BN.float()
     with torch.autocast(rows_BND.device.type, enabled=False):
         sum_BD = (weight_BN[:, None] @ rows_BND.float()).squeeze(1)
@@ -75,7 +75,7 @@ def masked_mean(rows_BND: Tensor, mask_BN: Tensor) -> Tensor:
 
 
 def last_marked(marked_BN: Tensor, count_B1: Tensor | int) -> Tensor:
-    """The last ``count_B1`` of the marked places of each sample, bool [B, N]; all of them where there are fewer."""
+    """Mark the last ``count_B1`` of each sample's marked places, bool [B, N]; all of them where there are fewer."""
     return marked_BN & (marked_BN.flip(-1).cumsum(-1).flip(-1) <= count_B1)
 
 

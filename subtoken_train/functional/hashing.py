@@ -23,7 +23,7 @@ _STEP = -7046029254386353131
 
 
 def uniform_hash(*keys: Tensor | int) -> Tensor:
-    """Uniform numbers in [0, 1), float32, from broadcastable int64 keys (at least one a tensor)."""
+    """Hash broadcastable int64 keys (at least one a tensor) to uniform numbers in [0, 1), float32."""
     state = torch.tensor(_STEP)  # not 0, which the mixing below would leave at 0 for keys of 0
     for key in keys:
         state = state.to(key.device) if isinstance(key, Tensor) else state
@@ -35,7 +35,7 @@ def uniform_hash(*keys: Tensor | int) -> Tensor:
 
 
 def sample_seeds(record_ids: Sequence[str], device: torch.device) -> Tensor:
-    """One int64 key per sample, [B], from the records' own names."""
+    """Derive one int64 key per sample, [B], from the records' own names."""
     return torch.tensor([zlib.crc32(name.encode()) for name in record_ids], dtype=torch.int64, device=device)
 
 

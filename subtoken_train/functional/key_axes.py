@@ -31,7 +31,7 @@ BLOCK = 4096  # entries whose squares exist at a time
 
 
 def query_energy(query_BHNd: Tensor, rows_BN: Tensor, kv_heads: int) -> Tensor:
-    """Mean square of the marked rows' queries in each channel of a key-value head, [B, h, d]; 0 without rows."""
+    """Return the mean square of marked rows' queries in each channel of a key-value head, [B, h, d]; 0 without rows."""
     mean_BHd = asking(query_BHNd, rows_BN).square().sum(1) / rows_BN.sum(-1).clamp(min=1)[:, None, None]
     return mean_BHd.view(len(mean_BHd), kv_heads, -1, mean_BHd.shape[-1]).mean(2)
 
@@ -43,7 +43,7 @@ def asking(query_BHNd: Tensor, rows_BN: Tensor) -> Tensor:
 
 
 def key_energy(key_BhNd: Tensor, rows_BM: Tensor, kept_BhM: Tensor) -> Tensor:
-    """Mean square of each head's ``kept_BhM`` keys in each channel, [B, h, d] in fp32; 0 where there is none."""
+    """Return the mean square of each head's ``kept_BhM`` keys by channel, [B, h, d] in fp32; 0 where there is none."""
     total = key_BhNd.new_zeros(key_BhNd[:, :, 0].shape, dtype=torch.float32)
     for key, marks in in_blocks(key_BhNd, rows_BM, kept_BhM):
         total += (key.square() * marks).sum(2)

@@ -18,25 +18,25 @@ from subtoken_train.types import Layout
 
 
 def top_indices(scores: Tensor, count: int) -> Tensor:
-    """Indices of the ``count`` largest scores along the last axis, best first; ties go to the lower index."""
+    """Return indices of the ``count`` largest scores along the last axis, best first; ties go to the lower index."""
     return scores.float().sort(dim=-1, descending=True, stable=True).indices[..., :count]
 
 
 def fixed_mask(scores_BNS: Tensor, kept_groups: int) -> Tensor:
-    """Fixed budget (paper, section 3.3): bool [B, N, S] with exactly ``kept_groups`` True per token."""
+    """Keep exactly ``kept_groups`` groups of every token, the fixed budget (paper, section 3.3): bool [B, N, S]."""
     mask_BNS = torch.zeros_like(scores_BNS, dtype=torch.bool)
     return mask_BNS.scatter_(-1, top_indices(scores_BNS, kept_groups), True)
 
 
 def counted_mask(scores_BNS: Tensor, count_BN: Tensor) -> Tensor:
-    """A budget per token: bool [B, N, S] with exactly ``count_BN`` (int64, 0 to S) True in each token."""
+    """Keep exactly ``count_BN`` groups (int64, 0 to S) of each token: bool [B, N, S]."""
     order_BNS = top_indices(scores_BNS, scores_BNS.shape[-1])
     within_BNS = torch.arange(scores_BNS.shape[-1], device=scores_BNS.device) < count_BN[..., None]
     return torch.zeros_like(scores_BNS, dtype=torch.bool).scatter_(-1, order_BNS, within_BNS)
 
 
 def ranked_counts(rank_BN: Tensor, routed_BN: Tensor, kept_groups: int, num_groups: int) -> Tensor:
-    """Ranked budget (ours): groups of each routed token by its rank, int64 [B, N], n * K in each sample exactly.
+    """Give each routed token groups by its rank, int64 [B, N], n * K in each sample exactly (ranked budget, ours).
 
     Rank j of n should get ``high + (low - high) * (j + 0.5) / n``, with ``high = min(S, 2K)`` and ``low = 2K - high``.
     These are rounded down, and what is missing from n * K goes to the best-ranked, one group each.
@@ -52,7 +52,7 @@ def ranked_counts(rank_BN: Tensor, routed_BN: Tensor, kept_groups: int, num_grou
 
 
 def global_mask(scores_BNS: Tensor, kept_groups: int, routed_BN: Tensor) -> Tensor:
-    """Global budget (section 3.4): a sample's best n * K pairs, bool [B, N, S]; n: its routed tokens."""
+    """Keep a sample's best n * K pairs, the global budget (section 3.4): bool [B, N, S]; n: its routed tokens."""
     routed_BNS = routed_BN[..., None].expand_as(scores_BNS)
     count_B = routed_BN.sum(-1) * kept_groups
     return keep_best(scores_BNS.flatten(1), routed_BNS.flatten(1), count_B).view_as(scores_BNS)
@@ -93,7 +93,7 @@ def group_usage(mask_BNS: Tensor, routed_BN: Tensor) -> Tensor:
 
 
 def usage_entropy(usage_S: Tensor) -> float:
-    """Entropy of the usage over log S: 1 where all groups are used alike, 0 where one is."""
+    """Return the entropy of the usage over log S: 1 where all groups are used alike, 0 where one is."""
     if len(usage_S) == 1:
         return 1.0
     logs = usage_S.clamp(min=1e-12).log()
@@ -101,12 +101,12 @@ def usage_entropy(usage_S: Tensor) -> float:
 
 
 def kept_histogram(mask_BNS: Tensor, routed_BN: Tensor) -> Tensor:
-    """Routed tokens by the number of groups that they keep, K_j = 0 to S, int64 [S + 1] (paper, Figure 1a)."""
+    """Count routed tokens by the number of groups that they keep, K_j = 0 to S, int64 [S + 1] (paper, Figure 1a)."""
     return torch.bincount(mask_BNS.sum(-1)[routed_BN], minlength=mask_BNS.shape[-1] + 1)
 
 
 def by_relevance(mask_BNS: Tensor, relevance_BN: Tensor, routed_BN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Each sample's K_j and relevance, most relevant routed token first (Figure 1b), and which ranks are there."""
+    """Sort each sample's K_j and relevance by relevance (Figure 1b), and mark which ranks are there."""
     order_BN = top_indices(relevance_BN.float().masked_fill(~routed_BN, -torch.inf), routed_BN.shape[1])
     kept_BN, relevance_BN = mask_BNS.sum(-1).gather(1, order_BN), relevance_BN.gather(1, order_BN)
     return kept_BN, relevance_BN, routed_BN.gather(1, order_BN)
@@ -125,7 +125,7 @@ def mask_entropy(mask_BNS: Tensor, routed_BN: Tensor) -> Tensor:
 
 
 def choice_entropy(logits_BNS: Tensor, routed_BN: Tensor) -> Tensor:
-    """Mean entropy of the softmax over a routed token's groups, over log S: 1 undecided, 0 decided (or no token)."""
+    """Return the mean softmax entropy over a token's groups, over log S: 1 undecided, 0 decided (or no token)."""
     if logits_BNS.shape[-1] == 1:
         return logits_BNS.new_zeros(())
     logs_BNS = logits_BNS.float().log_softmax(-1)
@@ -142,7 +142,7 @@ _LEAST_DEVIATION = 1e-4  # equal norms differ by rounding, which must not be blo
 
 
 def head_grams(output_weight: Tensor, num_kv_heads: int, head_dim: int, num_groups: int, layout: Layout) -> Tensor:
-    """Gram matrices sum_q W_q^T W_q of a key-value head's query heads, fp32 [H, d, d], 0 between groups."""
+    """Return Gram matrices sum_q W_q^T W_q of a key-value head's query heads, fp32 [H, d, d], 0 between groups."""
     columns_DHRd = output_weight.float().reshape(len(output_weight), num_kv_heads, -1, head_dim)
     with torch.autocast(output_weight.device.type, enabled=False):
         gram_Hdd = torch.einsum("xhrd,xhre->hde", columns_DHRd, columns_DHRd)
@@ -153,7 +153,7 @@ def head_grams(output_weight: Tensor, num_kv_heads: int, head_dim: int, num_grou
 
 
 def contribution_norms(value_BNV: Tensor, gram_Hdd: Tensor, num_groups: int, layout: Layout) -> Tensor:
-    """Root of the sum over query heads of ||W_q,g v_g||^2, fp32 [B, N, S]; no product between heads enters."""
+    """Return the root of the sum over query heads of ||W_q,g v_g||^2, fp32 [B, N, S], without cross-head products."""
     num_kv_heads, head_dim = gram_Hdd.shape[:2]
     value_BNHd = value_BNV.float().reshape(*value_BNV.shape[:-1], num_kv_heads, head_dim)
     with torch.autocast(value_BNV.device.type, enabled=False):
@@ -164,7 +164,7 @@ def contribution_norms(value_BNV: Tensor, gram_Hdd: Tensor, num_groups: int, lay
 
 @torch.no_grad()
 def standardised_log(norms_BNS: Tensor, routed_BN: Tensor) -> Tensor:
-    """``log(norm)``, mean 0, deviation 1 over a sample's routed pairs, fp32 [B, N, S], else 0; no gradient."""
+    """Return ``log(norm)``, mean 0, deviation 1 over a sample's routed pairs, fp32 [B, N, S], else 0; no gradient."""
     unrouted_BN1 = ~routed_BN[..., None]
     pairs_B11 = (routed_BN.sum(-1) * norms_BNS.shape[-1]).clamp(min=1)[:, None, None]
     logs_BNS = (norms_BNS.float() + _LEAST_NORM).log().masked_fill(unrouted_BN1, 0)

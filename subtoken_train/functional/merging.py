@@ -24,7 +24,7 @@ PAIRS = 2**25  # similarities that exist at a time
 def merged(
     kind: Merge, key_BhNd: Tensor, value_BhNd: Tensor, keep_BhN: Tensor, entries_BN: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Keys and values of a layer after its dropped entries were merged into ``keep_BhN``, [B, h, N, d] each."""
+    """Merge a layer's dropped entries into kept ones; return keys and values after it, [B, h, N, d] each."""
     if kind == "none":
         return key_BhNd, value_BhNd
     weight_BhN = None
@@ -66,7 +66,7 @@ def nearest_key(key_BhNd: Tensor, kept_BhN: Tensor, dropped_BhN: Tensor) -> tupl
 
 
 def nearest_anchor(anchors_BhN: Tensor, entries_BN: Tensor) -> Tensor:
-    """The row of the anchor that is nearest to every row, in entries, int64 [B, h, N]; ties go to the earlier anchor.
+    """Find the anchor's row that is nearest to every row, in entries, int64 [B, h, N]; ties go to the earlier anchor.
 
     Rows that are no entries, and all rows of a head without an anchor (``anchors_BhN``, bool), go to themselves.
     """
@@ -88,7 +88,7 @@ def nearest_anchor(anchors_BhN: Tensor, entries_BN: Tensor) -> Tensor:
 
 
 def joined_means(states_BhNd: Tensor, target_BhN: Tensor, weight_BhN: Tensor | None = None) -> Tensor:
-    """Every row's weighted mean over the rows that go to it, [B, h, N, d]; one that none goes to stays as it is."""
+    """Average, in fp32, the rows that go to every row, [B, h, N, d]; one that none goes to stays as it is."""
     target_BhN = target_BhN.expand(states_BhNd.shape[:3])
     index = target_BhN[..., None].expand_as(states_BhNd)
     sums = torch.zeros(states_BhNd.shape, dtype=torch.float32, device=states_BhNd.device)

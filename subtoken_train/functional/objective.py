@@ -16,12 +16,12 @@ def predicting_rows(labels_BN: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def answer_loss(logits_LV: Tensor, targets_L: Tensor) -> Tensor:
-    """Cross-entropy summed over targets, fp32; over a window's targets it weighs every answer token alike."""
+    """Sum the cross-entropy over targets, fp32; over a window's targets it weighs every answer token alike."""
     return F.cross_entropy(logits_LV.float(), targets_L, reduction="sum")
 
 
 def distillation_loss(logits_LV: Tensor, teacher_LV: Tensor, temperature: float) -> Tensor:
-    """T^2 * KL(teacher || student) summed over targets, fp32 (Hinton et al. 2015); no gradient to the teacher."""
+    """Sum T^2 * KL(teacher || student) over targets, fp32 (Hinton et al. 2015); no gradient to the teacher."""
     student_LV = F.log_softmax(logits_LV.float() / temperature, -1)
     softened_LV = F.log_softmax(teacher_LV.detach().float() / temperature, -1)
     return temperature**2 * F.kl_div(student_LV, softened_LV, reduction="sum", log_target=True)

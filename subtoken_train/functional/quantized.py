@@ -16,7 +16,7 @@ _NF4_TABLES = 4 * (16 + 256 + 1)  # bytes of a weight's two code books and of it
 
 
 def dense_shape(weight: Tensor) -> tuple[int, ...]:
-    """The shape of the matrix that a weight holds; a 4-bit weight's own is that of its packed bytes."""
+    """Return the shape of the matrix that a weight holds; a 4-bit weight's own is that of its packed bytes."""
     state = getattr(weight, "quant_state", None)
     return tuple(weight.shape if state is None else state.shape)
 
@@ -31,7 +31,7 @@ def is_readable(linear: nn.Module) -> bool:
 
 
 def dense_weight(linear: nn.Module, dtype: torch.dtype) -> Tensor:
-    """A readable linear layer's weight in ``dtype``; dequantised (a new tensor) where it is quantised."""
+    """Return a readable linear layer's weight in ``dtype``; dequantised (a new tensor) where it is quantised."""
     weight: Any = linear.weight
     if getattr(weight, "quant_state", None) is not None:
         from bitsandbytes.functional import dequantize_4bit
@@ -53,7 +53,7 @@ def _row_scales(linear: nn.Module) -> Tensor | None:
 
 
 def quantised_bytes(shape: tuple[int, ...], kind: Quantization) -> int:
-    """Bytes of a weight of (rows, columns) in 4 or 8 bits, its scales included; NF4 with double quantisation."""
+    """Return a (rows, columns) weight's bytes in 4 or 8 bits, scales included; NF4 with double quantisation."""
     rows, columns = shape
     if kind == "int8":
         return rows * columns + 4 * rows

@@ -24,7 +24,7 @@ class Rotation:
     form: Turn
 
     def turn(self, vectors_BhNd: Tensor) -> Tensor:
-        """Vectors [B, h, N, d] turned by their rows' positions, fp32."""
+        """Rotate vectors [B, h, N, d] by their rows' positions, fp32."""
         return self._turned(vectors_BhNd.float(), self.sin_BNr)
 
     def turn_back(self, vectors_BhNd: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ class Rotation:
         return back / F.pad(stretch_BNr, (0, back.shape[-1] - stretch_BNr.shape[-1]), value=1.0)[:, None]
 
     def mean(self) -> Rotation:
-        """The linear map that is the mean over the rows: [B, 1, d]."""
+        """Return the linear map that is the mean over the rows: [B, 1, d]."""
         return Rotation(self.cos_BNr.mean(1, keepdim=True), self.sin_BNr.mean(1, keepdim=True), self.form)
 
     def _turned(self, vectors_BhNd: Tensor, sin_BNr: Tensor) -> Tensor:

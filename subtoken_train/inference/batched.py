@@ -119,7 +119,7 @@ T = TypeVar("T")
 
 
 def in_batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """The items in order, ``size`` at a time; the last may be fewer."""
+    """Yield the items in order as lists of ``size``; the last may be shorter."""
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
@@ -134,7 +134,7 @@ def generate_batch(
     protocol: Protocol = "query_aware",
     references: Sequence[Sequence[int]] | None = None,
 ) -> list[Outcome]:
-    """Greedy answers to a batch of prompts; their references (token ids), unless empty, are scored, too."""
+    """Answer a batch of prompts greedily; their references (token ids), unless empty, are scored, too."""
     compression = with_gates(backbone, compression or Compression())
     online = references is not None and compression.every is not None
     refuse(
@@ -184,7 +184,7 @@ def score_batch(
     compression: Compression | None = None,
     protocol: Protocol = "query_aware",
 ) -> list[Outcome]:
-    """Log-probabilities of each prompt's continuations, log-softmax in fp32; a prompt runs once for all of its own."""
+    """Return the log-probabilities of each prompt's continuations, log-softmax in fp32."""
     _check_continuations(prompts, continuations)
     compression = with_gates(backbone, compression or Compression())
     longest = max((len(ids) for of_prompt in continuations for ids in of_prompt), default=0)

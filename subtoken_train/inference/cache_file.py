@@ -66,7 +66,7 @@ class _CacheRecord(CacheHeader):
 def made_by(
     backbone: CompressedBackbone, compression: Compression
 ) -> tuple[ModelIdentity, str, dict[str, Any], dict[str, Any]]:
-    """The first fields of a ``CacheHeader``: the model and the settings that make a cache."""
+    """Return the first fields of a ``CacheHeader``: the model and the settings that make a cache."""
     dtype = str(backbone.model.dtype).removeprefix("torch.")
     return model_identity(backbone), dtype, method_record(backbone.reducer), settings_record(compression)
 
@@ -93,7 +93,7 @@ def write_cache(path: Path, head: CacheHeader, cache: PackedCache, shape: Packed
 
 
 def read_cache(path: Path, backbone: CompressedBackbone, compression: Compression) -> tuple[CacheHeader, PackedCache]:
-    """A cache for the model, on its devices, and what its file says."""
+    """Read a cache for the model, onto its devices, and its header."""
     try:
         digest, text = _metadata(path)
         content = _content(text, path)
@@ -129,7 +129,7 @@ def read_cache(path: Path, backbone: CompressedBackbone, compression: Compressio
 
 
 def sealed(record: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """A file's metadata: the record behind its checksum. One entry, because safetensors writes several in any order."""
+    """Return a file's metadata: one entry with the record behind its checksum; safetensors orders several at random."""
     return {_RECORD: f"{_digest(record, tensors)} {record}"}
 
 

@@ -83,7 +83,7 @@ class CacheReport:
         return 1.0 if region is None else self.ledger.fraction(region)
 
     def table(self) -> str:
-        """Markdown: a row per layer and region."""
+        """Return a Markdown table with a row for each layer and region."""
         lines = ["| layer | region | tokens before | entries | key bytes | value bytes | index bytes |"]
         lines.append("|---|---|---|---|---|---|---|")
         lines += [f"| {' | '.join(map(str, astuple(entry)))} |" for entry in self.ledger.entries]

@@ -53,7 +53,7 @@ def context_batches(
     by_system: bool = False,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> tuple[Batch, list[texts.QuestionFrame]]:
-    """Contexts as one batch that a prefill takes, and the frames of their questions.
+    """Encode contexts as one batch that a prefill takes, and return the frames of their questions.
 
     ``system``: what the system says before each; ``by_system``: the contexts are what the system says.
     """
@@ -119,7 +119,7 @@ def _named(batch: Batch, family: Family) -> Batch:
 
 @dataclass(frozen=True)
 class Questions:
-    """Questions of every context; ``nested``: they were given as a list for each."""
+    """The questions about every context; ``nested``: they were given as a list for each."""
 
     of_each: list[list[str]]
     nested: bool
@@ -132,7 +132,7 @@ class Questions:
 
 
 def questions_of(questions: Any, max_new_tokens: Any) -> Questions:
-    """Questions of one context (a list of texts), or of several (a list of such lists)."""
+    """Return the questions as lists, one for each context; a single context may come with a plain list of texts."""
     got = "none" if questions is None else type(questions).__name__
     whole = type(max_new_tokens) is int and max_new_tokens >= 1
     refuse(
@@ -157,7 +157,7 @@ def _listed(thing: Any) -> bool:
 
 
 def asked_of(family: Family, context: Any, questions: Questions) -> list[Context]:
-    """The contexts that questions are about, in the form that the model reads."""
+    """Return the contexts that questions are about, in the form that the model reads."""
     given = context if (questions.nested or not family.sees_images) and _listed(context) else [context]
     questions.check_fits(len(given))
     if not family.sees_images:
@@ -206,7 +206,7 @@ class CompressedContext:
         max_new_tokens: int,
         ended: Callable[[list[Tensor]], Tensor] | None = None,
     ) -> list[list[str]]:
-        """Greedy answers to the questions of every context."""
+        """Answer the questions of every context greedily."""
         family = self.backbone.family
         asked = [[frame.ids(family, each) for each in own] for frame, own in zip(self.frames, questions, strict=True)]
         found: list[list[str]] = [[] for _ in asked]

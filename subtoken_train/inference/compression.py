@@ -229,7 +229,7 @@ class Compression:
         return self.keep if self.unit == "fraction" else None
 
     def cuts_keys(self, regions_BM: Tensor) -> Tensor:
-        """Entries whose keys are cut where they stay, bool [B, M]: those in scope, but for the last of a prompt.
+        """Mark the kept entries whose keys are cut, bool [B, M]: those in scope, but not the last of a prompt.
 
         Along principal axes its first stays whole too: its key lies far from all others.
         """
@@ -246,7 +246,7 @@ class Compression:
         return own if self.merge is None else self.merge
 
     def in_scope(self, regions_BM: Tensor) -> Tensor:
-        """Rows that the scope names, bool [B, M]."""
+        """Mark the rows that the scope names, bool [B, M]."""
         if self.scope == "all":
             return regions_BM != Region.PADDING
         return in_compressed_region(regions_BM)
@@ -278,7 +278,7 @@ def parse_keep(text: str) -> tuple[float, KeepUnit]:
 
 
 def parse_settings(method: str | None, settings: Sequence[str]) -> dict[str, Any]:
-    """``key=value`` settings of an eviction method by its defaults' types; unknown keys are refused later."""
+    """Read ``key=value`` settings of an eviction method, each as the type of the method's default."""
     if method is None:
         return dict.fromkeys(settings)
     return read_settings(setting_fields(method), method, settings)
@@ -288,7 +288,7 @@ _KINDS = {"int": int, "float": float, "bool": bool, "int | float": int | float, 
 
 
 def read_settings(fields: Mapping[str, Field[Any]], name: str, settings: Sequence[str]) -> dict[str, Any]:
-    """``key=value`` settings of a dataclass, each read as what its field is (``4:3:2`` a tuple); others stay texts."""
+    """Read ``key=value`` settings of a dataclass, each as its field's type (``4:3:2`` a tuple); others stay texts."""
     read: dict[str, Any] = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
@@ -325,7 +325,7 @@ class CompressionSettings(TypedDict, total=False):
 
 
 def compression_of(settings: CompressionSettings, beside: Collection[str] = ()) -> Compression:
-    """The compression that settings ask for; ``beside`` are further ones of the call, for its errors."""
+    """Build the compression that settings ask for; ``beside`` are the call's other ones, named in errors."""
     given: dict[str, Any] = dict(settings)
     for name in sorted(given.keys() - CompressionSettings.__optional_keys__):
         names = sorted(CompressionSettings.__optional_keys__.union(beside))
@@ -359,7 +359,7 @@ def settings_record(compression: Compression) -> dict[str, Any]:
 
 
 def method_record(method: Eviction | Reducer) -> dict[str, Any]:
-    """A method's name and settings, alike."""
+    """Return a method's name and settings as a record."""
     record: dict[str, Any] = {field.name: getattr(method, field.name) for field in fields(method)}  # type: ignore[arg-type]
     for key, value in record.items():
         if isinstance(value, Eviction):

@@ -49,7 +49,7 @@ def run_step(backbone: CompressedBackbone, token_ids_Bq: Tensor, cache: PackedCa
 
 @torch.no_grad()
 def next_logits(backbone: CompressedBackbone, hidden_BqD: Tensor) -> Tensor:
-    """Logits after the last of appended tokens, [B, V]."""
+    """Return the logits after the last of the appended tokens, [B, V]."""
     return backbone.family.logits(hidden_BqD[:, -1:])[:, -1]
 
 

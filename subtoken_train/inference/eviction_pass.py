@@ -32,7 +32,7 @@ from subtoken_train.view.view import ABSENT, TaskPlan, View
 def entries_for_bytes(
     allowed: float, shape: kv.KVShape, regions_BM: Tensor, competes_BM: Tensor, cut_BM: Tensor, budget: kv.KVBudget
 ) -> Tensor:
-    """Competing entries that may stay in a layer, int64 [B]; ``allowed`` are bytes of a whole prompt cache."""
+    """Return how many competing entries may stay in a layer, int64 [B], beside all others, which stay."""
     in_region_BM = in_compressed_region(regions_BM)
     cost_BM = torch.zeros(regions_BM.shape, dtype=torch.float64, device=regions_BM.device)
     for thin_BM, channels in ((~cut_BM, 1.0), (cut_BM, budget.key_channels)):
@@ -56,7 +56,7 @@ def largest_choice(
     most_B: Tensor,
     allowed: float,
 ) -> list[Tensor]:
-    """A choice of entries that takes no more than the bytes, of as many entries as bisection finds, ``most_B`` at most.
+    """Find by bisection the choice of most entries, ``most_B`` at most, that takes no more than the bytes.
 
     ``choose`` returns what stays, per layer bool [B, h, M], when no layer of a sample may keep more than a number of
     competing entries, int64 [B]; None: as many as were counted.
@@ -188,7 +188,7 @@ class EvictionPass:
         first.scores_BhN = torch.where(replaced_B1M, scores_BhM, first.scores_BhN)
 
     def keep(self, masks: Sequence[Tensor | None] = (), layout: Layout = "contiguous") -> list[Tensor]:
-        """Entries that stay of the layers that were seen, [B, h, M]; ``masks``: value groups of rows, [B, M, S]."""
+        """Return the entries that stay of the layers seen, each bool [B, h, M] (h = 1: one set for all heads)."""
         order = sorted(self.scores)
         regions = [self.rows[layer].regions_BM for layer in order]
         competes, *counted = map(list, zip(*map(self._budget, regions), strict=True))

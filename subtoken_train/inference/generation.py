@@ -141,7 +141,7 @@ class GenerateCall:
         return max(self.beams, int(self.settings.get("num_return_sequences") or 1))
 
     def room(self, held: int | None = None) -> int | None:
-        """Tokens that are appended at most to a cache, of which it holds ``held`` (None: all ids); None: unknown."""
+        """Return how many tokens a cache of ``held`` (None: all ids) may still receive; None if unknown."""
         new, whole = self.settings.get("max_new_tokens"), self.settings.get("max_length")
         if new is None and whole is None:
             return None

@@ -99,7 +99,7 @@ class Rerotation:
     count_B: Tensor | None = None
 
     def closed_up(self, layer: int, key_BhNd: Tensor, keep_BhN: Tensor, position_BN: Tensor) -> Tensor:
-        """A layer's keys, those of kept entries turned to 0, 1, 2, ... in their order, per head; the others are void.
+        """Turn a layer's kept keys to positions 0, 1, 2, ... in their order, per head; the others are void.
 
         ``key_BhNd`` is rotated by ``position_BN``; ``keep_BhN`` is [B, 1, N] where heads share a set.
         """

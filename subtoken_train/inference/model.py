@@ -268,7 +268,7 @@ class SubTokenModel:
         context_length: int | None = None,
         **inputs: Any,
     ) -> Any:
-        """``generate`` of transformers: the same arguments and results.
+        """Generate as ``generate`` of transformers does, with the same arguments and results.
 
         Args:
             past_key_values: the cache of an earlier call (``last.cache``), to go on with a longer prompt: what follows
@@ -328,7 +328,7 @@ class SubTokenModel:
         raw: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> dict[str, Tensor]:
-        """A prompt in the backbone's chat format, as ``generate`` takes it; of a list of them a batch, padded left.
+        """Encode a prompt in the backbone's chat format, as ``generate`` takes it; a list becomes a batch, padded left.
 
         In a language model's chat template the system prompt stays whole, what was said before the last question may be
         compressed, and so may the beginning of a long last question (``regions``). Without a template the text is read
@@ -452,7 +452,7 @@ class SubTokenModel:
         return self._context
 
     def cache_report(self) -> CacheReport:
-        """Bytes of the last prompt's cache, measured beside what was promised; after ``ask`` of the contexts'."""
+        """Measure the last prompt's cache beside what was promised; after ``ask``, that of its contexts."""
         if (last := self.last) is None:
             if self._context is not None:
                 return self._context.report

@@ -66,11 +66,11 @@ class HeldLayer:
         return len(self.place_RN) // len(self.state.seen_B)
 
     def budget(self) -> Tensor:
-        """Competing entries that may stay of each row, int64 [R]."""
+        """Return how many competing entries of each row may stay, int64 [R]."""
         return self.state.budget_B.repeat_interleave(self.heads)
 
     def needs(self) -> Tensor:
-        """Samples with more competing entries than may stay, bool [B]."""
+        """Mark the samples with more competing entries than may stay, bool [B]."""
         return (self.competes_RN.sum(-1) > self.budget()).view(-1, self.heads).any(-1)
 
     def recent(self, window: int) -> Tensor:
@@ -79,7 +79,7 @@ class HeldLayer:
         return (self.regions_RN != Region.PADDING) & (self.place_RN >= seen_R1 - window)
 
     def view(self, number: int, scale: float, method: Eviction, rotate: Rotate, next_position: Tensor) -> View:
-        """The layer as its method sees it, read back for the purpose."""
+        """Return the layer as its method sees it, its keys and values read back from storage."""
         state, tail, rows, values = self.state, self.layer.tail_rows(), len(self.place_RN), ABSENT
         keys = self.layer.own_keys(self._dense(read_keys(self.layer.blocks, rows), tail.keys.read()))
         if reads_values(method.needs):

@@ -33,7 +33,7 @@ from subtoken_train.routing.bank import RouterBank
 
 
 def device_of(device: str | int | torch.device) -> torch.device:
-    """A device of this machine; ``auto``: the first GPU where there is one, else the CPU; a number: a GPU, -1: CPU."""
+    """Return a device of this machine; ``auto``: the first GPU, else the CPU; a number: that GPU, -1: the CPU."""
     name = ("cpu" if device == -1 else f"cuda:{device}") if isinstance(device, int) else str(device)
     gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
     name = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
@@ -57,11 +57,11 @@ class ModelPool:
         self._current: CompressedBackbone | None = None
 
     def find(self, name: str | Path, revision: str | None = None) -> Path | None:
-        """The folder of what may be an adapter, see ``find_adapter``."""
+        """Return the folder of what may be an adapter, see ``find_adapter``."""
         return find_adapter(name, revision)
 
     def folder(self, adapter: str) -> Path:
-        """The folder of an adapter, see ``adapter_folder``."""
+        """Return the folder of an adapter, see ``adapter_folder``."""
         return adapter_folder(adapter)
 
     def adapter(self, adapter: str) -> AdapterConfig:
@@ -69,7 +69,7 @@ class ModelPool:
         return read_config(self.folder(adapter))
 
     def digest(self, adapter: str) -> str | None:
-        """Digest of an adapter's settings and tensors; None for one that is not there."""
+        """Return the digest of an adapter's settings and tensors; None if there is no such adapter."""
         return adapter_digest(self.folder(adapter))
 
     def get(
@@ -84,7 +84,7 @@ class ModelPool:
         routing: RoutingConfig | None = None,
         loading: Mapping[str, Any] | None = None,
     ) -> CompressedBackbone:
-        """An arm in evaluation mode, until the next call.
+        """Return an arm in evaluation mode; it holds until the next call.
 
         Args:
             reducer: takes the place of the adapter's own (a matched anchor: the same LoRA at another ratio).
@@ -154,7 +154,7 @@ def load_backbone(
     device: str | int | torch.device | None = None,
     **settings: Any,
 ) -> CompressedBackbone:
-    """An adapter folder or a backbone, from disk or from the Hub."""
+    """Load an adapter with its backbone, or a backbone alone, from disk or from the Hub."""
     own = reducer is not None and find_adapter(path, revision) is not None
     refuse((own, f"{path} is an adapter with its own token reducer; leave reducer out"))
     return ModelPool(device).get(path, revision=revision, backbone=backbone, reducer=reducer, **settings)
@@ -169,7 +169,7 @@ def loading_of(path: str | Path, revision: str | None, dtype: str | torch.dtype 
 
 
 def family_named(path: str | Path, backbone: str | None = None) -> type[Family]:
-    """The family of an adapter's backbone, or of a backbone, without its weights."""
+    """Return the family of an adapter's backbone, or of a backbone, without loading weights."""
     folder = find_adapter(path, None)
     if folder is None:
         return family_class(BackboneConfig(path=str(path)))
@@ -186,7 +186,7 @@ def adapter_backbone(folder: Path, config: AdapterConfig, backbone: BackboneConf
 def with_selection(
     config: AdapterConfig, reducer: Reducer | None, selector: str | None, seed: int | None, name: str
 ) -> AdapterConfig:
-    """The adapter's settings under another reducer or selector."""
+    """Return the adapter's settings with another reducer or selector."""
     changed, routing = config if reducer is None else replace(config, reducer=reducer), config.routing
     frozen = f"ranking 'frozen' ranks without the LoRA, which {name} has merged into its weights"
     unrouted = selector not in (None, "none") and routing is None
@@ -201,6 +201,6 @@ def with_selection(
 
 
 def in_one_place(source: BackboneConfig) -> BackboneConfig:
-    """A backbone under one name for its folder, however it was written: those that are equal share loaded weights."""
+    """Spell a backbone's folder in one way, however it was written, so that equal ones share loaded weights."""
     found = resolve(source.path)
     return replace(source, path=str(real_path(found))) if Path(found).exists() else source

@@ -44,7 +44,7 @@ from subtoken_train.types import Batch, Plan, Protocol, Region, before_compresse
 
 
 def check_choices(backbone: CompressedBackbone, compression: Compression) -> None:
-    """Raise ``ValueError`` where two parts would choose of the same: pages or a byte budget, and another."""
+    """Raise ``ValueError`` if two parts would choose the same: pages or a byte budget, and another."""
     says, routing = compression.said, backbone.active_routing
     spends = "budget 'bytes' of the routers" if routing is not None and routing.budget == "bytes" else ""
     reads, groups = says["reads"], "" if routing is None else "value groups"
@@ -308,7 +308,7 @@ def _warn_of_tasks(prompts: Batch, eviction: EvictionPass, family: Family) -> No
     for task in eviction.tasks:
         tokens_B = task_tokens(family, task, prompts.regions_BN)
         needed, place = (lengths_B + tokens_B).masked_fill(~eviction.again_B, 0).max(0)
-        if lengths_B[place] <= bound < needed:
+        if bound is not None and lengths_B[place] <= bound < needed:
             words = f"eviction {method.name!r} runs further rows after a prompt to score it, past the {bound:,}"
             after = "positions that the model was made for; it continues, but may choose worse"
             advice = f"shorten the context, or {method.second_pass_advice}"
@@ -378,13 +378,13 @@ def append_rest(
 
 
 def context_part(regions_BN: Tensor) -> Tensor:
-    """A prompt's tokens up to the last VISUAL or CONTEXT one, bool [B, N]; its first token where there is none."""
+    """Mark a prompt's tokens up to the last VISUAL or CONTEXT one, bool [B, N]; its first token if it has none."""
     visible_BN = regions_BN != Region.PADDING
     return before_compressed_ends(regions_BN) | (visible_BN & (visible_BN.cumsum(-1) == 1))
 
 
 def contexts_of(prompts: Batch) -> Batch:
-    """The contexts of prompts alone, padded on the left; the last token ranks where the prompts have one that does."""
+    """Cut prompts down to their contexts, padded on the left; where the prompts rank by a token, the last one ranks."""
     index_BM, valid_BM = kept_index(context_part(prompts.regions_BN), pad_left=True)
     # an id that is no image token, whatever stands at the index that padding points to
     ids_BM = take_rows(prompts.input_ids_BN, index_BM)

@@ -97,7 +97,7 @@ def batch_from_inputs(
 
 
 def joined_batches(batches: Sequence[Batch], pad_id: int) -> Batch:
-    """Prompts without answers, or parts of such, as one batch, padded on the left; all on one device."""
+    """Join prompts without answers, or parts of them, into one batch, padded on the left, on one device."""
     width = max(batch.input_ids_BN.shape[1] for batch in batches)
 
     def padded(name: str, fill: int) -> Tensor:
@@ -278,7 +278,7 @@ def is_several(prompt: Any) -> TypeGuard[Sequence[Any]]:
 
 
 def padded_left(family: Family, prompts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Inputs of several prompts as those of one batch."""
+    """Join the inputs of several prompts into those of one batch, padded on the left."""
     batches = [batch_from_inputs(family, p["input_ids"], p["attention_mask"].bool(), p, None) for p in prompts]
     batch = joined_batches(batches, padding_id(family.tokenizer))
     made = {"input_ids": batch.input_ids_BN, "attention_mask": (batch.regions_BN != int(Region.PADDING)).long()}

@@ -44,7 +44,7 @@ class QuestionFrame:
     after: str
 
     def ids(self, family: Family, question: str) -> list[int]:
-        """Token ids from the context to the answer."""
+        """Return the token ids between the context and the answer."""
         if family.sees_images or self.after:
             question = as_text(family, question.strip() if family.sees_images else question)
         held = [mark for mark in (IMAGE_MARK, *family.placeholders) if family.sees_images and mark in question]
@@ -137,7 +137,7 @@ def check_raw(family: Family, raw: bool) -> None:
 
 
 def picture_frame(family: Family, pictures: Sequence[Picture], system: str | None = None) -> QuestionFrame:
-    """The frame of questions after pictures, which stand in front, in the family's chat format."""
+    """Return the frame of questions that follow pictures, in the family's chat format."""
     turns = as_turns(picture_messages(pictures, _MARK, system))
     rendered = family.render([hidden_turn(family, turn) for turn in turns])
     head, _, after = rendered.text.rpartition(_MARK)
@@ -269,7 +269,7 @@ def check_template(tokenizer: Any) -> None:
 
 
 def text_batch(family: Family, encoded: Sequence[EncodedText]) -> Batch:
-    """Prompts as a batch of SYSTEM, CONTEXT and QUERY regions, padded on the right; continuations are left out."""
+    """Encode prompts as SYSTEM, CONTEXT and QUERY regions, padded on the right; continuations are left out."""
     samples = []
     for text in encoded:
         asks = len(text.input_ids) - text.system_length - text.context_length
@@ -297,7 +297,7 @@ def _spans(family: Family, text: str) -> tuple[list[int], list[tuple[int, int]]]
 def without_middle(
     family: Family, prompt: str, context: int, max_length: int | None, max_new_tokens: int, chat: bool = False
 ) -> tuple[str, int]:
-    """A prompt that leaves room for its answer, its two ends joined as texts (LongBench), and what may be compressed.
+    """Cut out of a prompt's middle what leaves no room for its answer (LongBench), and tell what may be compressed.
 
     ``context`` characters of the prompt may be; ``max_length`` are its tokens without a chat format (None: what the
     positions allow), ``chat`` whether ``in_chat`` is called next.

@@ -19,7 +19,7 @@ def compiler() -> str | None:
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """A path and why, in words that follow "because"."""
+    """The attention path that was chosen, and why, in words that follow "because"."""
 
     path: str
     why: str

@@ -42,7 +42,7 @@ def places_of_pieces(stored_n: Tensor, per_head: int, entries: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Format:
-    """The model's own dtype, stored as it is; formats that round override what differs. ``bits``: of a channel."""
+    """A storage format. This one keeps the model's own dtype; formats that round override what differs."""
 
     name: KVDtype
     bits: int
@@ -152,7 +152,7 @@ class Symmetric(Format):
 
 @dataclass(frozen=True)
 class Rotated(Symmetric):
-    """The same of keys in a basis of their own, each with the scale of ``SHARES`` that loses least of it.
+    """``Symmetric`` on keys in a basis of their own, each with the scale of ``SHARES`` that loses least of it.
 
     With a feedback every channel takes up what the ones before it lost, as QuIP's LDLQ (Chee et al., 2023) and GPTQ do
     with weights.

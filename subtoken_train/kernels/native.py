@@ -28,6 +28,7 @@ SOURCE = Path(__file__).with_name("attention.c")
 FLAGS: tuple[list[str], ...] = (["-march=native", "-fopenmp"], ["-march=native"], [])
 """Tried in turn: not every compiler knows all of them."""
 CUTS = 4  # of a head's channels, which threads share, at most
+SPLIT = 2**17  # products of channels in a block from which a second thread gains anything
 WIDEST = 512  # head whose codes the functions have room for
 BITS = {torch.float32: 32, torch.bfloat16: 16}  # by dtype: bits of a channel that is not rounded
 _ADDRESS, _NUMBER = ctypes.c_void_p, ctypes.c_int64
@@ -117,7 +118,7 @@ def serves(query_BHqd: Tensor, blocks: Sequence[Block], tail: Tail) -> bool:
 
 def native_attention(query_BH1d: Tensor, blocks: Sequence[Block], tail: Tail, scale: float) -> Tensor:
     """Attend from one new token to packed entries and the tail, [B, H, 1, d]; only where ``serves`` says so."""
-    compiled, threads, query = library(), torch.get_num_threads(), query_BH1d.float().contiguous()
+    compiled, query = library(), query_BH1d.float().contiguous()
     assert compiled is not None
     kv_heads, room, width = tail.room_keys_BhTd.shape[1:]
     columns, sums = query.shape[1] // kv_heads, torch.zeros_like(query)
@@ -129,6 +130,7 @@ def native_attention(query_BH1d: Tensor, blocks: Sequence[Block], tail: Tail, sc
         entries, heads = layout.entries + tail.length, block.num_rows * block.heads
         held = (_Part * (len(layout.parts) + 1))(*layout.parts, last)
         scales = [_scaled(part, own) for part, own in zip(block.parts, held[:-1], strict=True) if layout.scaled]
+        threads = torch.get_num_threads() if heads * columns * entries * width >= SPLIT else 1
         rows = None if block.rows is None else block.rows.data_ptr()
         own = _Block(ctypes.addressof(held), rows, len(held), block.num_rows, block.heads, columns, width, entries)
         scores_XGN = query.new_empty(heads, columns, entries)

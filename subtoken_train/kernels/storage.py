@@ -258,7 +258,7 @@ def chosen_pages(pages: PageIndex, query_RcGd: Tensor) -> Tensor:
 
 
 def page_bound(positive_Rcd: Tensor, negative_Rcd: Tensor, low_RcPd: Tensor, high_RcPd: Tensor) -> Tensor:
-    """sum_d max(q_d * low_d, q_d * high_d) of each page, [R, c, P], unscaled, of a query's parts above and below 0."""
+    """Bound each page by sum_d max(q_d * low_d, q_d * high_d), [R, c, P], unscaled, from q above and below 0."""
     bound_RcP = torch.einsum("rcd,rcpd->rcp", positive_Rcd, high_RcPd)
     return bound_RcP + torch.einsum("rcd,rcpd->rcp", negative_Rcd, low_RcPd)
 

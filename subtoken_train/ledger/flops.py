@@ -39,14 +39,8 @@ class DecoderSize:
     @classmethod
     def of(cls, config: Any, num_kv_heads: int, head_dim: int) -> DecoderSize:
         """Return the size of a decoder by its transformers configuration and the cache's geometry."""
-        return cls(
-            hidden=config.hidden_size,
-            intermediate=config.intermediate_size,
-            num_heads=config.num_attention_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            vocabulary=config.vocab_size,
-        )
+        heads = config.num_attention_heads, num_kv_heads, head_dim
+        return cls(config.hidden_size, config.intermediate_size, *heads, config.vocab_size)
 
     @property
     def layer_weights(self) -> int:
@@ -63,12 +57,12 @@ class TrainingFlops:
     trained: Sequence[int]
 
     def per_row(self, layer: int) -> int:
-        """Operations of one row in a layer, without attention's pairs."""
+        """Return the operations of one row in a layer, without attention's pairs."""
         backward = self._backward(layer)
         return 2 * self.size.layer_weights * (1 + backward) + 6 * self.trained[layer]
 
     def per_pair(self, layer: int) -> int:
-        """Operations of one (query row, visible key row) pair in a layer."""
+        """Return the operations of one (query row, visible key row) pair in a layer."""
         return 4 * self.size.num_heads * self.size.head_dim * (1 + 2 * self._backward(layer))
 
     def layers(self, lengths_B: Tensor, start: int, stop: int) -> Tensor:
@@ -79,7 +73,7 @@ class TrainingFlops:
         return rows * float(sum(map(self.per_row, span))) + pairs * float(sum(map(self.per_pair, span)))
 
     def head(self, lengths_B: Tensor) -> Tensor:
-        """The language-model head on all rows, forward and backward; a scalar in fp32."""
+        """Count the language-model head on all rows, forward and backward; a scalar in fp32."""
         return lengths_B.float().sum() * float(4 * self.size.hidden * self.size.vocabulary)
 
     def sample(self, rows: Sequence[int]) -> float:

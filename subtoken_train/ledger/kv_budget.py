@@ -20,12 +20,12 @@ WRITTEN = Fraction(1, 10**9)  # part of a token by which the last digit of a wri
 
 
 def exact(number: float | Fraction) -> Fraction:
-    """The decimal number that was written (0.15625, 0.1), not its binary neighbour."""
+    """Return the decimal number that was written (0.15625, 0.1), not its binary neighbour."""
     return number if isinstance(number, Fraction) else Fraction(str(number))
 
 
 def share_words(share: float, digits: int = 3) -> str:
-    """``15.625%`` of a dense cache, or ``100.000% + index`` where nothing is left out."""
+    """Write a share as ``15.625%`` of a dense cache, or ``100.000% + index`` where nothing is left out."""
     return f"{min(share, 1):.{digits}%}" + (" + index" if share > 1 else "")
 
 
@@ -48,7 +48,7 @@ def check_share(name: str, share: float | Fraction) -> None:
 
 
 def kept_count(tokens: int, keep_ratio: float | Fraction, round_up: bool = False) -> int:
-    """Tokens kept of ``tokens``: rounded down for routed arms, up for anchors; at least one of a non-empty set."""
+    """Return how many of ``tokens`` stay: rounded down for routed arms, up for anchors; one of a non-empty set."""
     check_share("keep_ratio", keep_ratio)
     share, sign = exact(keep_ratio), -1 if round_up else 1
     return min(tokens, max(1, sign * (sign * tokens * share.numerator // share.denominator)))
@@ -80,7 +80,7 @@ def count_words(layer_tokens: Sequence[int], tokens: int) -> str:
 
 
 def kept_channels(width: int, key_channels: float) -> int:
-    """Channels that stay of a key of ``width``: ThinK rounds what goes down; at least one."""
+    """Return how many channels of a key of ``width`` stay: ThinK rounds what goes down; at least one."""
     return math.ceil(exact(key_channels) * width)
 
 
@@ -142,7 +142,7 @@ class KVBudget:
         return self.fill == "mean" and self.kept_groups < self.num_groups
 
     def total_of(self, tokens: int) -> Fraction:
-        """``exact_total`` of a sample with so many tokens before the reducer, what is stored beside them included."""
+        """Return ``exact_total`` of a sample with that many tokens before the reducer, stored fill included."""
         return self.exact_total + (Fraction(1, 2 * tokens) if self.stores_fill else 0)
 
     @property
@@ -177,7 +177,7 @@ class KVShape:
 
 
 def key_bytes(shape: KVShape, key_channels: float = 1.0) -> int:
-    """Bytes of one entry's keys in one layer, of all heads."""
+    """Return the bytes of one entry's keys in one layer, of all heads."""
     return shape.num_kv_heads * kept_channels(shape.head_dim, key_channels) * shape.element_bytes
 
 
@@ -189,18 +189,18 @@ def head_costs(shape: KVShape, num_groups: int) -> EntryCosts:
 
 
 def entry_bytes(shape: KVShape, budget: KVBudget | None = None) -> int:
-    """Bytes of one entry's key and value in one layer, without the index; a routed entry stores K/S of its value."""
+    """Return an entry's key and value bytes in one layer, without the index; a routed entry stores K/S of its value."""
     budget = KVBudget() if budget is None else budget
     return key_bytes(shape, budget.key_channels) + int(shape.side_bytes * budget.value_fraction)
 
 
 def fill_bytes(shape: KVShape, budget: KVBudget) -> int:
-    """Bytes of what dropped groups read as, of one sample in one layer that routes."""
+    """Return the bytes of what dropped groups read as, of one sample in one layer that routes."""
     return shape.side_bytes if budget.stores_fill else 0
 
 
 def channel_index_bytes(shape: KVShape, key_channels: float) -> int:
-    """Bytes that name the kept key channels of one sample in one layer: a number a channel; none where all stay."""
+    """Return the bytes that name a sample's kept key channels in one layer, one number each; 0 where all stay."""
     count = kept_channels(shape.head_dim, key_channels)
     return 0 if count == shape.head_dim else shape.num_kv_heads * count * number_bytes(shape.head_dim)
 
@@ -212,18 +212,18 @@ def mirror_count(width: int, key_channels: float) -> int:
 
 
 def basis_bytes(shape: KVShape, budget: KVBudget) -> int:
-    """Bytes of the basis of one sample's keys in one layer: centre and mirrors in fp16, what joins them in fp32."""
+    """Return the bytes of a sample's key basis in one layer: centre and mirrors in fp16, what joins them in fp32."""
     mirrors = 0 if budget.key_axes == "own" else mirror_count(shape.head_dim, budget.key_channels)
     return shape.num_kv_heads * (2 * shape.head_dim * (1 + mirrors) + 4 * mirrors**2) if mirrors else 0
 
 
 def number_bytes(width: int) -> int:
-    """Bytes of the number of one of ``width`` channels."""
+    """Return the bytes of the number of one of ``width`` channels."""
     return 1 if width <= 256 else 2
 
 
 def index_bytes(num_groups: int, kept_groups: int) -> int:
-    """Bytes that name the kept groups of one routed token in one layer: a bit per group; none where K = S."""
+    """Return the bytes that name one routed token's kept groups in one layer: a bit per group; 0 where K = S."""
     return 0 if kept_groups == num_groups else math.ceil(num_groups / 8)
 
 
@@ -241,6 +241,6 @@ GEOMETRIES = dict(_geometries())
 
 
 def geometry(name: str) -> KVShape:
-    """The cache geometry of a model by its short name."""
+    """Look up the cache geometry of a model by its short name."""
     check_word("model", name, GEOMETRIES)
     return GEOMETRIES[name]

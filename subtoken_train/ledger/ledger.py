@@ -5,20 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from subtoken_train.ledger.kv_budget import (
-    KVBudget,
-    KVShape,
-    basis_bytes,
-    channel_index_bytes,
-    count_words,
-    entry_bytes,
-    exact,
-    fill_bytes,
-    index_bytes,
-    kept_count,
-    key_bytes,
-    ratio_above_cut,
-)
+from subtoken_train.ledger import kv_budget as kv
 
 ROUTED_REGIONS = ("visual", "context")
 
@@ -45,34 +32,34 @@ class Entry:
 class Ledger:
     """The rows of one cache, with the sums that reports print."""
 
-    shape: KVShape
+    shape: kv.KVShape
     entries: tuple[Entry, ...]
 
     def bytes_of(self, region: str | None = None, with_index: bool = True) -> int:
-        """Stored bytes of a region (None: of all), index bytes included unless told."""
+        """Return the stored bytes of a region (None: of all), index bytes included unless told."""
         chosen = [entry for entry in self.entries if region in (None, entry.region)]
         return sum(entry.payload_bytes + with_index * entry.index_bytes for entry in chosen)
 
     def dense_bytes(self, region: str | None = None) -> int:
         """Return the bytes of the same regions uncompressed."""
         chosen = [entry for entry in self.entries if region in (None, entry.region)]
-        return sum(entry_bytes(self.shape) * entry.tokens_before for entry in chosen)
+        return sum(kv.entry_bytes(self.shape) * entry.tokens_before for entry in chosen)
 
     def fraction(self, region: str | None = None, with_index: bool = False) -> float:
-        """Retained KV of a region (None: of the whole cache); the paper's fraction leaves the index out."""
+        """Return a region's retained KV (None: of the whole cache); the paper's fraction leaves the index out."""
         dense = self.dense_bytes(region)
         return self.bytes_of(region, with_index) / dense if dense else 1.0
 
 
 def nominal_ledger(
-    shape: KVShape,
+    shape: kv.KVShape,
     region_tokens: Mapping[str, int],
-    budget: KVBudget,
+    budget: kv.KVBudget,
     cut_layer: int = 0,
     kept_tokens: int | Sequence[int] | None = None,
     samples: int = 1,
 ) -> Ledger:
-    """The cache after prefill, as the budget promises it for ``visual`` and ``context``; other regions stay whole.
+    """Build the ledger after prefill that the budget promises for ``visual`` and ``context``; other regions stay whole.
 
     Args:
         region_tokens: tokens of each region before reduction, e.g. ``{"system": 5, "visual": 576, "query": 14}``.
@@ -85,21 +72,22 @@ def nominal_ledger(
     for layer in range(shape.num_layers):
         for region, tokens in region_tokens.items():
             compressed = region in ROUTED_REGIONS and layer >= cut_layer
-            count, each, extra, keys, fixed, fill, basis = tokens, entry_bytes(shape), 0, shape.side_bytes, 0, 0, 0
+            count, each, extra, keys, fixed, fill, basis = tokens, kv.entry_bytes(shape), 0, shape.side_bytes, 0, 0, 0
             if compressed:
                 if kept_tokens is None:
-                    count = kept_count(tokens, budget.keep_ratio)
+                    count = kv.kept_count(tokens, budget.keep_ratio)
                 else:
                     count = kept_tokens if isinstance(kept_tokens, int) else kept_tokens[layer]
-                each = entry_bytes(shape, budget)
-                extra = budget.indexed * index_bytes(budget.num_groups, budget.kept_groups)
-                keys, fixed = key_bytes(shape, budget.key_channels), channel_index_bytes(shape, budget.key_channels)
-                fill, basis = fill_bytes(shape, budget), basis_bytes(shape, budget)
+                each = kv.entry_bytes(shape, budget)
+                extra = budget.indexed * kv.index_bytes(budget.num_groups, budget.kept_groups)
+                channels = budget.key_channels
+                keys, fixed = kv.key_bytes(shape, channels), kv.channel_index_bytes(shape, channels)
+                fill, basis = kv.fill_bytes(shape, budget), kv.basis_bytes(shape, budget)
             count = count if tokens else 0
             once = samples if count else 0
             values, index = count * (each - keys) + once * fill, count * extra + once * fixed
             if compressed and budget.byte_share < 1:  # of keys and values: who takes how much is chosen
-                spent = int(count * each * exact(budget.byte_share))
+                spent = int(count * each * kv.exact(budget.byte_share))
                 rows.append(Entry(layer, region, tokens, count, spent // 2, spent - spent // 2, 0))
                 continue
             rows.append(Entry(layer, region, tokens, count, count * keys + once * basis, values, index))
@@ -123,22 +111,22 @@ class Anchor:
     @property
     def words(self) -> str:
         """Tokens that stay, for people: a number, or those after the first and the last cut."""
-        return count_words(self.layer_tokens, self.tokens)
+        return kv.count_words(self.layer_tokens, self.tokens)
 
 
 def staged_anchor(
-    shape: KVShape, tokens: int, layer_tokens: Sequence[int], keep_ratio: float, region: str = "visual"
+    shape: kv.KVShape, tokens: int, layer_tokens: Sequence[int], keep_ratio: float, region: str = "visual"
 ) -> Anchor:
     """A token-only arm of a ``region`` by what its layers hold."""
-    ledger = nominal_ledger(shape, {region: tokens}, KVBudget(), 0, layer_tokens)
+    ledger = nominal_ledger(shape, {region: tokens}, kv.KVBudget(), 0, layer_tokens)
     return Anchor(tokens, tuple(layer_tokens), keep_ratio, ledger.fraction(region))
 
 
 def solve_anchor(
-    shape: KVShape, tokens: int, target: float | Fraction, cut_layer: int = 0, region: str = "visual"
+    shape: kv.KVShape, tokens: int, target: float | Fraction, cut_layer: int = 0, region: str = "visual"
 ) -> Anchor:
     """The matched token-only anchor: the smallest token count whose bytes reach ``target`` of the region's KV."""
-    ratio = ratio_above_cut(exact(target), shape.num_layers, cut_layer)
+    ratio = kv.ratio_above_cut(kv.exact(target), shape.num_layers, cut_layer)
     kept = min(tokens, max(1, math.ceil(ratio * tokens)))
     layers = [tokens] * cut_layer + [kept] * (shape.num_layers - cut_layer)
     return staged_anchor(shape, tokens, layers, kept / tokens, region)

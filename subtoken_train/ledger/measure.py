@@ -119,7 +119,4 @@ def emptied_words(
     if not prompts:
         return None
     regions = ", ".join(f"{region} ({count:,} of {len(emptied):,} prompts)" for region, count in prompts.items())
-    return (
-        f"{compression}: nothing is left of a whole region in some layer: {regions}; what follows cannot look at it "
-        f"there. {remedy}"
-    )
+    return f"{compression}: nothing is left of a whole region in some layer: {regions}. {remedy}"

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def manifest() -> Any:
-    """The ``ModelManifest`` that lmms-eval (0.6 or newer) loads whenever it starts, so that nothing heavy is here."""
+    """Return the ``ModelManifest`` that lmms-eval (0.6 or newer) loads whenever it starts; nothing heavy is here."""
     from lmms_eval.models.registry_v2 import ModelManifest
 
     return ModelManifest("subtoken", simple_class_path="subtoken_train.plugins.lmms_eval.SubTokenLmms")

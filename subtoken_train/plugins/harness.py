@@ -213,7 +213,7 @@ class Runner(Generic[PromptT]):
         self.counted = Counted(model.backbone, model.compression, arguments.protocol)
 
     def score(self, asks: Sequence[tuple[PromptT, Sequence[int]]], done: Callable[[int, Scored], None]) -> list[Scored]:
-        """Log-likelihoods of continuations; equal prompts share a pass; ``done`` gets index and outcome."""
+        """Return log-likelihoods of continuations; equal prompts share a pass; ``done`` gets index and outcome."""
         outcomes: list[Scored] = [(0.0, False)] * len(asks)
         by_prompt: dict[PromptT, list[int]] = defaultdict(list)
         for i, (prompt, _) in enumerate(asks):
@@ -232,7 +232,7 @@ class Runner(Generic[PromptT]):
         return outcomes
 
     def generate(self, asks: Sequence[tuple[PromptT, GreedySettings]], done: Callable[[int, str], None]) -> list[str]:
-        """Greedy answers to prompts, without the texts that end them; ``done`` is called as in ``score``."""
+        """Answer prompts greedily, without the texts that end them; ``done`` is called as in ``score``."""
         texts = [""] * len(asks)
         by_settings: dict[GreedySettings, list[int]] = defaultdict(list)
         for i, (_, settings) in enumerate(asks):

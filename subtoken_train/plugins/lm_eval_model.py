@@ -68,7 +68,7 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
     def create_from_arg_obj(
         cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
     ) -> SubTokenLM:
-        """From ``model_args`` by name; they go before the harness's own ``--device`` and ``--batch_size``."""
+        """Build from ``model_args`` by name; they go before the harness's own ``--device`` and ``--batch_size``."""
         general = dict(additional_config or {})
         # the harness's default is the first GPU, whether there is one or not
         if "device" not in arg_dict and str(general.get("device")).startswith("cuda") and not torch.cuda.is_available():
@@ -78,7 +78,7 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
 
     @classmethod
     def create_from_arg_string(cls, arg_string: str, additional_config: Mapping[str, Any] | None = None) -> SubTokenLM:
-        """The same from one text."""
+        """Build from one text likewise."""
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
     def set_cache_hook(self, cache_hook: Any) -> None:
@@ -115,7 +115,7 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """The turns as one text, in the tokenizer's own chat format."""
+        """Write the turns as one text, in the tokenizer's own chat format."""
         return filled_template(
             self.tokenizer,
             chat_history,
@@ -134,14 +134,14 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
         return {"subtoken": {"arguments": self.arguments.settings, **self.runner.counted.facts}}
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Token ids; with the tokenizer's special tokens, unless told otherwise or the text begins with one."""
+        """Return token ids; with special tokens, unless told otherwise or the text begins with one."""
         begun = string.startswith(self.tokenizer.decode(self.prefix_token_id))
         special = not begun if add_special_tokens is None else add_special_tokens
         ids: list[int] = self.tokenizer.encode(string, add_special_tokens=special)
         return ids
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """Log-likelihoods of whole texts in nats, in windows of ``max_length`` tokens; nothing is compressed."""
+        """Score whole texts in nats, in windows of ``max_length`` tokens; nothing is compressed."""
         self._say_once(
             "rolling log-likelihoods read windows without a context that could be compressed: these are the scores of "
             "a full cache"
@@ -182,7 +182,7 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
         return outcomes
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """Greedy answers, cut at the first of the texts that end them; in the order of the requests."""
+        """Answer greedily, cut at the first of the texts that end answers; in the order of the requests."""
         asked = []
         for context, given in (request.args for request in requests):
             settings = greedy_settings(given, ANSWER_TOKENS)

@@ -55,7 +55,7 @@ class SubTokenLmms(lmms):  # type: ignore[misc]  # lmms-eval is not installed wh
             print(warning)
 
     def generate_until(self, requests: list[Any]) -> list[str]:
-        """Greedy answers, cut at the first of the texts that end them; in the order of the requests."""
+        """Answer greedily, cut at the first of the texts that end answers; in the order of the requests."""
         asked = [
             (self._question(context, to_visual, *place), greedy_settings(given, ANSWER_TOKENS, IGNORED))
             for context, given, to_visual, *place in (request.args for request in requests)
@@ -69,7 +69,7 @@ class SubTokenLmms(lmms):  # type: ignore[misc]  # lmms-eval is not installed wh
             return self.runner.generate(asked, done)
 
     def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
-        """Per request the answer's mean loss, as lmms-eval's models return, and whether greedy decoding gives it."""
+        """Return each answer's mean loss, as lmms-eval's models do, and whether greedy decoding gives it."""
         asked = []
         for context, target, to_visual, *place in (request.args for request in requests):
             question = self._question(context, to_visual, *place)

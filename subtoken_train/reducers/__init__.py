@@ -74,7 +74,7 @@ YOUNGER = frozenset({"dart"})  # reducers that no such record names, and that ha
 
 
 def build_reducer(name: str, keep_ratio: float = 1.0, round_up: bool = False, **settings: Any) -> Reducer:
-    """A reducer of ``REDUCERS`` by its name; ``keep_ratio`` r is in (0, 1], ``round_up`` for matched anchors."""
+    """Build a reducer of ``REDUCERS`` by its name; ``keep_ratio`` r is in (0, 1], ``round_up`` for matched anchors."""
     method = REDUCERS.find(name)
     known = [field.name for field in dataclasses.fields(method) if field.name != "name"]
     for setting in settings:
@@ -83,7 +83,7 @@ def build_reducer(name: str, keep_ratio: float = 1.0, round_up: bool = False, **
 
 
 def split_settings(record: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A recorded reducer's own settings, and what version 0.1's record of all methods says beside them; no defaults."""
+    """Split a record into the reducer's own settings and what version 0.1 wrote beside them; adds no defaults."""
     own, others = dict(record), {}
     name = record.get("name", DEFAULT_REDUCER)
     if isinstance(name, str) and name in REDUCERS.builtin and name not in YOUNGER:

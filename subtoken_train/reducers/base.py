@@ -140,7 +140,7 @@ class Reducer(Method):
         return "embeds"
 
     def cut_layer(self, num_layers: int) -> int:
-        """First decoder layer that sees a reduced set, and the first one whose values are routed."""
+        """Return the first decoder layer that sees fewer tokens, and the first whose values are routed."""
         return 0
 
     @property
@@ -152,7 +152,7 @@ class Reducer(Method):
         return ", ".join(f"{key}={value}" for key, value in asdict(self).items() if key not in _OF_ALL)
 
     def kept_tokens(self, tokens: int) -> int:
-        """Tokens kept of ``tokens``; at least one of a non-empty set."""
+        """Return how many of ``tokens`` stay; at least one of a non-empty set."""
         if self.matches is None:
             return kept_count(tokens, self.keep_ratio, self.round_up)
         return min(tokens, matched_count(kept_count(tokens, self.matches), self.arm_bytes))
@@ -167,7 +167,7 @@ class Reducer(Method):
         return [tokens] * num_layers if self.stage == "context" else self.layer_tokens(tokens, num_layers)
 
     def layer_tokens(self, tokens: int, num_layers: int) -> list[int]:
-        """Tokens that each layer's cache holds of ``tokens``."""
+        """Return how many of ``tokens`` each layer's cache holds."""
         cut = self.cut_layer(num_layers)
         return [tokens] * cut + [self.kept_tokens(tokens)] * (num_layers - cut)
 
@@ -181,7 +181,7 @@ class Reducer(Method):
         return (cut + (num_layers - cut) * exact(self.keep_ratio)) / num_layers
 
     def at_share(self, share: Fraction, num_layers: int) -> Self:
-        """The same method at another average, rounded up from this one's counts: what its matched anchor keeps."""
+        """Return the method at another average, rounded up from this one's counts: what its matched anchor keeps."""
         ratio = ratio_above_cut(share, num_layers, self.cut_layer(num_layers))
         return replace(self, keep_ratio=float(ratio), round_up=True, matches=self.keep_ratio)
 
@@ -216,7 +216,7 @@ class RankingReducer(Reducer, ABC):
 
     @abstractmethod
     def scores(self, view: View) -> Tensor:
-        """A score for every position, [B, N]; among visual tokens the highest stay."""
+        """Score every position, [B, N]; of the visual tokens the highest stay."""
 
     @torch.no_grad()
     def select(self, view: View) -> Cut:
@@ -254,7 +254,7 @@ class TowerReducer(Reducer, ABC):
         refuse((self.statistics not in tower, unread))
 
     def image_counts(self, states: VisualStates) -> list[int]:
-        """Tokens that each image keeps: ``kept_tokens`` of a sample, shared out by size; the last keeps one."""
+        """Divide a sample's ``kept_tokens`` among its images by size; the last keeps one."""
         sizes = [len(tokens_TC) for tokens_TC in states.tokens]
         counts = []
         for first, end in pairwise(accumulate(states.images_per_sample or [1] * len(sizes), initial=0)):
@@ -263,11 +263,11 @@ class TowerReducer(Reducer, ABC):
 
     @abstractmethod
     def merge(self, states: VisualStates, read: list[Tensor]) -> MergedStates:
-        """Fewer tokens for every image, and placeholders that take them; ``read``: [T] per image, rows that stay."""
+        """Merge every image's tokens to fewer, and pick their placeholders; ``read``: [T] per image, rows that stay."""
 
 
 class TowerChoice(TowerReducer):
-    """Tokens that stay are the image's own, in their places."""
+    """A tower reducer whose tokens that stay are the image's own, in their places."""
 
     keeps_places: ClassVar[bool] = True
 
@@ -293,7 +293,7 @@ class ContextReducer(Reducer, ABC):
 
     @abstractmethod
     def keep_context(self, view: View) -> Tensor:
-        """Context tokens that stay in this layer, bool [B, N]."""
+        """Mark the context tokens that stay in this layer, bool [B, N]."""
 
 
 def matched_reducer(reducer: Reducer, routed: KVBudget, num_layers: int, tokens: int) -> Reducer:

@@ -25,13 +25,13 @@ from subtoken_train.view.view import Need, View
 
 
 def page_index(context_BN: Tensor, page_size: int) -> Tensor:
-    """Page of every context token, [B, N] int64: ``page_size`` consecutive context tokens each; -1 elsewhere."""
+    """Number each context token's page, [B, N] int64: ``page_size`` consecutive context tokens each; -1 elsewhere."""
     ordinal_BN = context_BN.long().cumsum(-1) - 1
     return torch.where(context_BN, ordinal_BN // page_size, -1)
 
 
 def page_bounds(key_BhNd: Tensor, page_BN: Tensor, num_pages: int) -> tuple[Tensor, Tensor]:
-    """Channel-wise minimum and maximum of the (rotated) keys of each page, [B, h, P, d] in fp32; none: +-inf."""
+    """Return the channel-wise extremes of each page's (rotated) keys, [B, h, P, d] in fp32; of no keys +-inf."""
     batch, heads, _, width = key_BhNd.shape
     slot = page_BN.masked_fill(page_BN < 0, num_pages)[:, None, :, None].expand_as(key_BhNd)
     empty = key_BhNd.new_full((batch, heads, num_pages + 1, width), torch.inf, dtype=torch.float32)
@@ -41,7 +41,7 @@ def page_bounds(key_BhNd: Tensor, page_BN: Tensor, num_pages: int) -> tuple[Tens
 
 
 def page_scores(query_BHQd: Tensor, asks_BQ: Tensor, low_BhPd: Tensor, high_BhPd: Tensor) -> Tensor:
-    """Mean over query rows and heads of Quest's upper bound sum_d max(q_d * low_d, q_d * high_d), [B, P] in fp32.
+    """Average Quest's upper bound sum_d max(q_d * low_d, q_d * high_d) over query rows and heads, [B, P] in fp32.
 
     The bound is linear in the positive and the negative part of q, so rows (those of ``asks_BQ``) and the query heads
     of a group are averaged before they meet a page. Pages that a sample does not have score NaN or infinity.

@@ -96,7 +96,7 @@ class DivPrune(RankingReducer):
 
 
 def relevance(unit_BND: Tensor, visual_BN: Tensor, question_BN: Tensor) -> Tensor:
-    """Each visual row's scaled negative mean cosine to the question's rows, [B, N]; 1 where all are alike."""
+    """Return each visual row's scaled negative mean cosine to the question's rows, [B, N]; 1 where all are alike."""
     with torch.autocast(unit_BND.device.type, enabled=False):
         alike_BN = (unit_BND @ masked_mean(unit_BND, question_BN)[..., None])[..., 0]
     low_B1 = alike_BN.masked_fill(~visual_BN, torch.inf).amin(-1, keepdim=True)
@@ -137,7 +137,7 @@ _LAYER = 2
 
 
 def dart_places(states_BND: Tensor, norm_BN: Tensor, visual_BN: Tensor, question_BN: Tensor, count_B: Tensor) -> Tensor:
-    """The place in which each visual token is taken, int64 [B, N]; N where it is not; pivots by ``norm_BN``."""
+    """Return the order in which visual tokens are taken, int64 [B, N]; N if never; pivots by ``norm_BN``."""
     rank_BN, text_rank_BN = rank_candidates(norm_BN, visual_BN), rank_candidates(norm_BN, question_BN)
     pivots_BP = torch.cat([ranks.argsort(-1)[:, :PIVOTS] for ranks in (rank_BN, text_rank_BN)], 1)
     limits_B2 = torch.stack([count_B.clamp(max=PIVOTS), question_BN.sum(-1).clamp(max=PIVOTS)], 1)
@@ -212,7 +212,7 @@ class VideoReducer(RankingReducer, ABC):
         """Return a video's tokens in the order in which they stay, indices [F * T] of frame after frame."""
 
     def scores(self, view: View) -> Tensor:
-        """Scores above 0 for what stays, [B, N]: the first of each video's ``order``."""
+        """Score what stays above 0, [B, N]: the first of each video's ``order``."""
         score_BN = torch.zeros(view.visual.shape, dtype=torch.int64, device=view.hidden_BND.device)
         for sample, videos in enumerate(view.videos()):
             if not videos:
@@ -232,7 +232,7 @@ class VideoReducer(RankingReducer, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class EVS(VideoReducer):
-    """EVS, efficient video sampling (Bagrov et al., 2025, arXiv:2510.14624): keep of each frame what is new in it.
+    """EVS, efficient video sampling (Bagrov et al., 2025, arXiv:2510.14624): keep what is new in each frame.
 
     As vLLM ships it (vllm-project/vllm #22980, read in 0.33.0): a token's dissimilarity is 1 - cosine of its projected
     feature to that in the same place of the frame before; the first frame comes first, and in the whole video the most

@@ -36,7 +36,7 @@ from subtoken_train.view.view import View
 
 
 def distances(points_NC: Tensor) -> Tensor:
-    """Euclidean distances over the root of the width, [N, N] in fp32."""
+    """Return the Euclidean distances over the root of the width, [N, N] in fp32."""
     points_NC = points_NC.float()
     with torch.autocast(points_NC.device.type, enabled=False):
         between_NN = torch.cdist(points_NC, points_NC, compute_mode="donot_use_mm_for_euclid_dist")
@@ -44,12 +44,12 @@ def distances(points_NC: Tensor) -> Tensor:
 
 
 def densities(distance_NN: Tensor, nearest: int) -> Tensor:
-    """exp(-mean of the squared distances to the ``nearest`` points, the point itself among them), [N]."""
+    """Return exp(-mean of the squared distances to the ``nearest`` points, the point itself among them), [N]."""
     return (-distance_NN.topk(nearest, largest=False).values.square().mean(-1)).exp()
 
 
 def density_clusters(distance_NN: Tensor, density_N: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Centres [k], best peak first, and the cluster of every point [N], 0 to k - 1; ties go to the earlier one.
+    """Return centres [k], best peak first, and every point's cluster [N], 0 to k - 1; ties go to the earlier one.
 
     A point's peak score is its density times the distance to the nearest denser point (the largest distance of all
     where there is none). Of equally dense points, the earlier one is the denser.
@@ -88,13 +88,13 @@ def recycled_counts(dropped: int) -> tuple[int, int]:
 
 
 def kept_of(tokens: int, left: int) -> int:
-    """Tokens that stay themselves where ``left`` of ``tokens`` go on, recycled ones among them; at least one."""
+    """Return how many tokens stay unmerged if ``left`` of ``tokens`` go on, recycled ones included; at least one."""
     fitting = (kept for kept in range(left, 0, -1) if kept + recycled_counts(tokens - kept)[1] <= left)
     return next(fitting, left)
 
 
 def recycled_rows(hidden_MD: Tensor, scores_M: Tensor, dropped_M: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
-    """Centres of what is recycled [clusters], and where each row goes, int64 [M]: to its centre, or it stays."""
+    """Return the recycled tokens' centres [clusters], and each row's goal, int64 [M]: its centre, or itself."""
     rows_M = torch.arange(len(dropped_M), device=dropped_M.device)
     order = top_indices(scores_M.masked_fill(~dropped_M, -torch.inf), int(dropped_M.sum()))
     recycled = order[: recycled_counts(len(order))[0]]
@@ -105,7 +105,7 @@ def recycled_rows(hidden_MD: Tensor, scores_M: Tensor, dropped_M: Tensor, cluste
 
 @dataclass(frozen=True, kw_only=True)
 class SparseVLM(StagedReducer):
-    """SparseVLM.
+    """SparseVLM or SparseVLM+, as the module describes them.
 
     Attributes:
         version: 1 recycles and counts positions anew; 2 keeps positions and corrects what it ranks by.
@@ -164,7 +164,7 @@ class SparseVLM(StagedReducer):
         return scores_BHM.gather(1, chosen_Bk[..., None].expand(-1, -1, scores_BHM.shape[2])).mean(1)
 
     def cut(self, view: View) -> Cut:
-        """The best stay; in version 1 some of the others join at their clusters' centres."""
+        """Keep the best; in version 1 some of the others join at their clusters' centres."""
         if self.version == 2:
             return super().cut(view)
         with torch.no_grad():

@@ -27,11 +27,11 @@ from subtoken_train.view.view import View
 
 
 class DecoderReducer(Reducer, ABC):
-    """Cuts between decoder layers. How much stays is known before: ``layer_tokens``."""
+    """A reducer that cuts between decoder layers; how much stays is known before: ``layer_tokens``."""
 
     @abstractmethod
     def cuts(self, num_layers: int) -> tuple[int, ...]:
-        """Layers before which tokens leave, ascending."""
+        """Return the layers before which tokens leave, ascending."""
 
     def cut_layer(self, num_layers: int) -> int:
         return next(iter(self.cuts(num_layers)), 0)
@@ -41,16 +41,16 @@ class DecoderReducer(Reducer, ABC):
         """Decide which rows stay."""
 
     def raters(self, embeds_BND: Tensor, regions_BN: Tensor, prompt_BN: Tensor) -> Tensor | None:
-        """Rows whose attention later cuts read, chosen before layer 0 among ``prompt_BN``; None: they need none."""
+        """Choose, before layer 0, the rows of ``prompt_BN`` whose attention later cuts read; None: they need none."""
         return None
 
 
 class RankedCuts(DecoderReducer):
-    """Every cut ranks the visual tokens by a score."""
+    """A reducer whose every cut ranks the visual tokens by a score."""
 
     @abstractmethod
     def scores(self, view: View) -> Tensor:
-        """A score for every row, [B, M]; among visual tokens the highest stay."""
+        """Score every row, [B, M]; of the visual tokens the highest stay."""
 
     def cut(self, view: View) -> Cut:
         with torch.no_grad():
@@ -67,7 +67,7 @@ def average_too_low(reducer: Reducer, first: int, num_layers: int, advice: str) 
 
 
 class StagedReducer(RankedCuts):
-    """Cuts several times; ``keep_ratio`` is the average share of the visual tokens that all layers hold."""
+    """A reducer of several cuts; ``keep_ratio`` is the average share of the visual tokens that all layers hold."""
 
     stage: ClassVar[Stage] = "decoder"
     staged: ClassVar[bool] = True
@@ -77,7 +77,7 @@ class StagedReducer(RankedCuts):
         """Share of the visual tokens that each layer holds, falling; their average is ``keep_ratio``, to 2^-30."""
 
     def layer_tokens(self, tokens: int, num_layers: int) -> list[int]:
-        """Tokens of each layer; with ``matches`` less than a token over the arm: largest remainders are rounded up."""
+        """Count each layer's tokens; with ``matches`` less than one over the arm: largest remainders round up."""
         if not self.acts:
             return [tokens] * num_layers
         shares = self.layer_shares(num_layers)
@@ -118,7 +118,7 @@ STEPS = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class PyramidDrop(StagedReducer):
-    """PyramidDrop (Xing et al., 2024): the language model in stages; at each stage's end a share of the image leaves.
+    """PyramidDrop (Xing et al., 2024): layers in stages; a share of the visual tokens leaves after each stage.
 
     Source: arXiv 2410.17247, section 3. A reconstruction from the paper: stages of equal depth (layers 8, 16 and 24 of
     32 are the first of a stage); the last layer of a stage ranks the visual tokens by the attention of the last
@@ -262,7 +262,7 @@ class PruneSchedules(CalibratedNumbers):
 
 @dataclass(frozen=True, kw_only=True)
 class FitPrune(StagedReducer):
-    """FitPrune (Ye et al., 2024): as many visual tokens leave after each layer as its attention was found to bear.
+    """FitPrune (Ye et al., 2024): each layer drops as many visual tokens as calibration found harmless.
 
     Source: arXiv 2409.10197 and its release (ywh187/FitPrune, d28e418). A visual token's score is what all visual rows
     pay to it times what the text rows after the image pay to it, each the largest of its heads; the lowest leave after
@@ -320,7 +320,7 @@ class FitPrune(StagedReducer):
 
 
 def attention_masses(view: View) -> tuple[Tensor, Tensor, Tensor]:
-    """Masses that visual rows, and text after the image, pay each row, [B, M] (largest head); where text is, [B]."""
+    """Average what visual rows, and text after them, pay each row, [B, M] (largest head); last: who has such text."""
     visual_BM = view.visual
     after_BM = view.prompt & ~visual_BM & (visual_BM.cumsum(-1) > 0)
     masses = []

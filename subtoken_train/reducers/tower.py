@@ -22,12 +22,12 @@ from subtoken_train.view.method import by_settings, setting
 
 
 def dominant_tokens(received_T: Tensor, count: int) -> Tensor:
-    """Indices [k] of the ``count`` tokens that receive the most attention, ascending; ties go to the lower index."""
+    """Return the indices [k] of the ``count`` tokens with most attention, ascending; ties go to the lower index."""
     return top_indices(received_T, count).sort().values
 
 
 def contextual_targets(rest: int, count: int) -> Tensor:
-    """Places [c] of the targets among the ``rest`` tokens: evenly spaced from the first (``count`` <= ``rest``)."""
+    """Space ``count`` targets evenly among the ``rest`` tokens, from the first; places [c] (``count`` <= ``rest``)."""
     return torch.arange(0, rest, max(1, rest // max(1, count)))[:count]
 
 
@@ -63,7 +63,7 @@ def zipped(
 
 
 def tile_shares(patches: list[int], kept: int) -> list[int]:
-    """``kept`` shared out over tiles by their patches (``kept`` <= all of them); roundings go to the first tiles."""
+    """Divide ``kept`` among tiles by their patches (``kept`` <= all of them); roundings go to the first tiles."""
     ends = [-(-kept * done // sum(patches)) for done in accumulate(patches, initial=0)]
     return [after - before for before, after in pairwise(ends)]
 
@@ -150,19 +150,19 @@ NEIGHBOURS = 32  # tokens that are added to each kept one
 
 
 def outliers(received_T: Tensor) -> int:
-    """Tokens whose attention is above Q3 + 1.5 (Q3 - Q1)."""
+    """Return the tokens whose attention is above Q3 + 1.5 (Q3 - Q1)."""
     values_T = received_T.double()
     low, high = values_T.quantile(0.25), values_T.quantile(0.75)
     return int((values_T > high + 1.5 * (high - low)).sum())
 
 
 def spread_step(share: float) -> int:
-    """Distance of the tokens that PruMerge+ takes for a share of outliers in (0, 1]."""
+    """Return the distance of the tokens that PruMerge+ takes for a share of outliers in (0, 1]."""
     return max(1, int(int(1 / share) / 3))
 
 
 def chosen_tokens(received_T: Tensor, best: int, step: int | None) -> Tensor:
-    """Indices [k]: the ``best`` in the order of their attention, then of every ``step``-th those that are new."""
+    """Return indices [k]: the ``best`` by attention, then every ``step``-th token that is not among them."""
     order_T = top_indices(received_T, len(received_T))
     if step is None:
         return order_T[:best]
@@ -171,7 +171,7 @@ def chosen_tokens(received_T: Tensor, best: int, step: int | None) -> Tensor:
 
 
 def chosen_count(received_T: Tensor, count: int) -> Tensor:
-    """PruMerge+ at exactly ``count`` tokens (0 to T), [count]: the most outliers that leave room for what is spread."""
+    """Cut PruMerge+ to exactly ``count`` tokens (0 to T), [count]: most outliers that leave room for spread ones."""
     tokens, order = len(received_T), top_indices(received_T, len(received_T)).tolist()
     rank = {place: i for i, place in enumerate(order)}
     ranks_of: dict[int, list[int]] = {}  # step -> ranks of the spread tokens, best first
@@ -188,7 +188,7 @@ def chosen_count(received_T: Tensor, count: int) -> Tensor:
 
 
 def merged_tokens(tokens_TC: Tensor, received_T: Tensor, keys_Td: Tensor, chosen_k: Tensor) -> Tensor:
-    """The chosen tokens, each with its neighbours (by cosine of keys) added, and the extra one, [k + 1, C]; in fp32."""
+    """Add to each chosen token its neighbours (by cosine of keys), and append the extra one, [k + 1, C]; in fp32."""
     states_TC, unit_Td = tokens_TC.float(), F.normalize(keys_Td.float(), dim=-1)
     weighted_TC = states_TC * received_T.float()[:, None]
     with torch.autocast(unit_Td.device.type, enabled=False):
@@ -203,7 +203,7 @@ def merged_tokens(tokens_TC: Tensor, received_T: Tensor, keys_Td: Tensor, chosen
 
 @dataclass(frozen=True, kw_only=True)
 class PruMerge(TowerReducer):
-    """LLaVA-PruMerge and PruMerge+ (Shang et al., 2024, arXiv:2403.15388): the class token's favourites, merged.
+    """LLaVA-PruMerge and PruMerge+ (Shang et al., 2024, arXiv:2403.15388): what the class token attends to, merged.
 
     As released (42Shawn/LLaVA-PruMerge, ``clip_encoder.py`` @097c041): in the tower's last layer, queries and keys
     being of one head as wide as the layer, the class token's attention ranks the tokens of an image. The best stay;
@@ -284,7 +284,7 @@ class FasterVLM(TowerChoice):
 
 
 def important_and_distinct(tokens_TC: Tensor, received_T: Tensor, important: int, count: int) -> Tensor:
-    """Indices of ``count`` tokens of an image: so many by attention, the rest unlike each other."""
+    """Choose ``count`` tokens of an image: so many by attention, the rest unlike each other."""
     order_T = top_indices(received_T, len(received_T))
     best, others = order_T[:important], order_T[important:]
     if count == important:
@@ -294,7 +294,7 @@ def important_and_distinct(tokens_TC: Tensor, received_T: Tensor, important: int
 
 @dataclass(frozen=True, kw_only=True)
 class VisPruner(TowerChoice):
-    """VisPruner (Zhang et al., 2025, arXiv:2412.01818v2): half by the tower's attention, half by removing doubles.
+    """VisPruner (Zhang et al., 2025, arXiv:2412.01818v2): half by the tower's attention, half by removing duplicates.
 
     As released (Theia-4869/VisPruner @aefa01a). The tokens that receive the most attention stay, from the class token
     where there is one, else from all patches (mean over heads); of the others, in the order of their attention, every

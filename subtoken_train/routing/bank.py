@@ -86,7 +86,7 @@ class RoutingState:
     part: tuple[int, int] = (0, 0)  # the rows of that chunk, (first, one past the last)
 
     def on(self, device: torch.device) -> RoutingState:
-        """The same for a layer on a device; what layers note stands in one place."""
+        """Return the state for a layer on a device; what layers note stays in one place."""
         if device == self.routed_BN.device:
             return self
         tensors: dict[str, Any] = {name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)}
@@ -113,7 +113,7 @@ class ValueGate(nn.Module):
         self.beta = nn.Parameter(torch.zeros(1, dtype=torch.float32))
 
     def forward(self, logits_BNS: Tensor) -> Tensor:
-        """Factors [B, N, S] in fp32, between 0 and 2."""
+        """Return the factors [B, N, S] in fp32, between 0 and 2."""
         return 2 * torch.sigmoid(self.beta.float() * logits_BNS)
 
 
@@ -235,7 +235,7 @@ class RouterBank(nn.Module):
             yield
 
     def checkpoint_contexts(self) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
-        """``context_fn`` of non-reentrant checkpointing: a layer is recomputed under the state it first ran with."""
+        """Return checkpointing's ``context_fn``: a layer is recomputed under the state it first ran with."""
         state = self._state
         return nullcontext(), nullcontext() if state is None else self.routing(state)
 
@@ -258,7 +258,7 @@ class RouterBank(nn.Module):
         return torch.cat([output_BND[..., :start], value_BND.to(output_BND)], -1) if start else value_BND
 
     def route_deferred(self, layer: int, state: RoutingState, routed_BN: Tensor) -> LateValues:
-        """The second step of a layer whose routing is deferred: for the projection that just ran."""
+        """Route, as its second step, a layer whose routing was deferred: by the projection that just ran."""
         assert state.deferred is not None
         return self._route(layer, *state.deferred.pop(layer), state, routed_BN)
 
@@ -340,7 +340,7 @@ class RouterBank(nn.Module):
         return LateValues(value_BhNd, routed_BN, gate_BhN=torch.where(routed_BN[:, None], seen_BhN, 0.0))
 
     def gate_logits(self, layer: int, input_BND: Tensor) -> Tensor:
-        """Logits of a layer's gates, [B, h, N] in fp32: an entry stays where they are 0 or more."""
+        """Return the logits of a layer's gates, [B, h, N] in fp32: an entry stays where they are 0 or more."""
         assert self.gated
         logits_BNh: Tensor = self.selectors[layer](View(hidden_BND=input_BND))
         return (logits_BNh + OPEN).mT

@@ -129,7 +129,7 @@ class RoutingConfig:
         asks = "query_conditioned" if self.query_conditioned or self.selector == "bilinear" else None
         asks = "feature 'attention'" if "attention" in self.features else asks
         budget = f"says by byte_share what stays, and kept_groups={self.kept_groups} is another budget"
-        nets = f"warm_start {self.warm_start!r} is of linear nets, and selector {self.selector!r} is none"
+        nets = f"warm_start {self.warm_start!r} is of linear nets, and selector {self.selector!r} is not linear"
         blind = f"byte_pool 'all' chooses before the question is read, which {asks} reads"
         refuse(
             (self.kept_groups != groups, f"budget 'bytes' {budget}: set kept_groups to num_groups, {groups}"),
@@ -208,7 +208,7 @@ class RoutingConfig:
         return [name for name in names if getattr(self, name) != getattr(RoutingConfig, name)]
 
     def of_routers(self) -> list[str]:
-        """Settings away from their defaults that only learned routers have."""
+        """Return the settings that only learned routers have and that differ from their defaults."""
         return self._changed(_OF_ROUTERS)
 
     def without_router(self, selector: str) -> RoutingConfig:
@@ -250,4 +250,4 @@ class Selector(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, view: View) -> Tensor:
-        """Scores [B, N, S] in fp32; higher is kept. With gradient only for learned selectors."""
+        """Return scores [B, N, S] in fp32; higher is kept. With gradient only for learned selectors."""

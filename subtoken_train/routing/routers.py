@@ -21,7 +21,7 @@ INIT_STD = 0.02
 
 
 def fp32_linear(layer: nn.Linear, inputs: Tensor) -> Tensor:
-    """``layer(inputs)`` in fp32, whatever the parameters' dtype or the autocast around it."""
+    """Compute ``layer(inputs)`` in fp32, whatever the parameters' dtype or the autocast around it."""
     with torch.autocast(inputs.device.type, enabled=False):
         bias = None if layer.bias is None else layer.bias.float()
         linear: Callable[..., Tensor] = F.linear if inputs.dtype == torch.float32 else _CastLinear.apply

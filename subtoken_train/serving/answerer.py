@@ -43,8 +43,7 @@ _FOLDERS = re.compile(r"(?<![\w:/.])/(?:[\w.@+-]+/)+")  # of paths from the root
 class ContextStore:
     """Holds contexts, and lets the least recently used ones go when they take more than a budget.
 
-    One thread takes; others may read the counts. A context larger than the budget is used once and not held. Saved ones
-    are ``NAME.safetensors`` of a folder.
+    One thread takes; others may read the counts. Saved ones are ``NAME.safetensors`` of a folder.
     """
 
     def __init__(self, budget: int, folder: Path | None = None) -> None:

@@ -1,8 +1,7 @@
-"""A body of ``POST /v1/chat/completions`` or ``/v1/completions``, read.
+"""A body of ``POST /v1/chat/completions`` or ``/v1/completions``, read; the server's page is made from these tables.
 
-Null is as if left out; what changes nothing is ignored; what is obeyed is read; the rest is refused by name. The
-server's page is made from these tables. What stands up to a part with ``"cache_control": {"type": "ephemeral"}``, as
-clients of Anthropic write it, is the request's *context*, compressed once and kept for further questions.
+Null is as if left out; what changes nothing is ignored; what is obeyed is read; the rest is refused by name. All up to
+a part with ``"cache_control": {"type": "ephemeral"}`` is the *context*, compressed once and kept.
 """
 
 import base64
@@ -22,8 +21,7 @@ from subtoken_train.inference.prompt_inputs import read_messages
 from subtoken_train.typed import shown, typed
 
 MAX_STOPS, MAX_STOP = 4, 200
-DEFAULT_TEXT = 16
-"""Tokens of a text's continuation, unless it says more: as OpenAI's."""
+DEFAULT_TEXT = 16  # tokens of a text's continuation, unless it says more: as OpenAI's
 _MARK = {"type": "ephemeral"}
 IGNORED = (
     "user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "store", "service_tier",
@@ -41,10 +39,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
     **dict.fromkeys(("suffix", "cache_salt"), ("",)),
     **{"top_k": (-1, 0), "logit_bias": ({},), "response_format": ({"type": "text"},), "modalities": (["text"],)},
-}
-"""Fields that nothing here obeys: values without effect."""
-OF_DRAWS = ("temperature", "top_k", "min_p", "typical_p")
-"""Without effect on a greedy answer, whatever they say."""
+}  # fields that nothing here obeys: values without effect
+OF_DRAWS = ("temperature", "top_k", "min_p", "typical_p")  # without effect on a greedy answer, whatever they say
 OF_MESSAGES: dict[str, tuple[Any, ...]] = {"tool_calls": ([],), "function_call": (), "cache_control": ()}
 """Fields of a message that would change an answer; all others but role and content are ignored."""
 OF_STREAMS: dict[str, tuple[Any, ...]] = {"continuous_usage_stats": (False,)}

@@ -1,7 +1,7 @@
 """The server's HTTP: OpenAI's paths, errors and streams over one ``Answerer``, on Starlette and uvicorn.
 
 At most ``queue`` requests whose body is here are held at a time; bodies on their way have as much memory together, and
-where more comes, the one that takes longest ends. Who hangs up ends its answer after the next token.
+where more comes, the one that takes longest ends.
 """
 
 import asyncio
@@ -80,13 +80,9 @@ class ChatServer:
 
     def app(self) -> ASGIApp:
         """Return the ASGI application."""
-        routes = [
-            Route("/v1/chat/completions", self.complete, methods=["POST"]),
-            Route("/v1/completions", self.complete, methods=["POST"]),
-            Route("/v1/models", self.models),
-            Route("/v1/models/{name:path}", self.models),
-            Route("/health", self.health),
-        ]
+        routes = [Route(path, self.complete, methods=["POST"]) for path in ("/v1/chat/completions", "/v1/completions")]
+        routes += [Route(path, self.models) for path in ("/v1/models", "/v1/models/{name:path}")]
+        routes.append(Route("/health", self.health))
         layers = [Middleware(TrustedHostMiddleware, allowed_hosts=list(self.settings.hosts))]
         if origins := self.settings.origins:
             layers.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))
@@ -154,7 +150,7 @@ class ChatServer:
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise RefusedError(415, "the body must be JSON; send it with Content-Type: application/json")
         most = self.settings.max_body
-        too_long = RefusedError(413, f"the body has more than {most:,} bytes, the most that is read here; send less")
+        too_long = RefusedError(413, f"the body has more than {most:,} bytes, the most that is read; send less")
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > most:
             raise too_long
@@ -169,7 +165,7 @@ class ChatServer:
                     if sum(self._bodies.values()) > self.settings.queue * most:
                         next(iter(self._bodies)).reschedule(0)
         except TimeoutError:
-            words = f"the body took more than {_READING} seconds, or longest of too many; send it again"
+            words = f"the body took more than {_READING} seconds, or too many came at once; send it again"
             raise RefusedError(408, words) from None
         finally:
             self._bodies.pop(slow, None)

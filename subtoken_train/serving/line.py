@@ -101,10 +101,9 @@ def _note(message: Warning | str, category: type[Warning], *place: Any, **furthe
 
 @dataclass(frozen=True)
 class Answer:
-    """A finished answer, ``stop`` or ``length``.
+    """A finished answer, ``stop`` or ``length``; ``cached_tokens`` of the prompt's were there as a compressed context.
 
-    Of the whole prompt's tokens those are ``cached_tokens`` whose compressed context was there; the bytes are of its
-    cache at the end, and of an uncompressed one.
+    The bytes are of its cache at the end, and of an uncompressed one.
     """
 
     finish: str
@@ -116,8 +115,7 @@ class Answer:
     warnings: list[str]
 
 
-Event = str | Answer | RefusedError
-"""A piece of the answer's text; its end; or why there is none."""
+Event = str | Answer | RefusedError  # A piece of the answer's text; its end; or why there is none
 
 
 @dataclass(eq=False)

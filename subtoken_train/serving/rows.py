@@ -53,8 +53,7 @@ class TokenChoice:
 class Row:
     """One answer of ``most`` tokens at most, and the cache that it grows; ``dense_bytes``: of an uncompressed prompt.
 
-    ``finish``: ``stop``, ``length``, or "" where it was ended from outside; None: it goes on. ``own_bytes``: of what is
-    packed for this row alone.
+    ``finish``: ``stop``, ``length``, or "" where it was ended from outside; None: it goes on. ``own_bytes``: its own.
     """
 
     job: Job

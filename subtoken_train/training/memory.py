@@ -66,8 +66,8 @@ class ActivationBytes:
         """Count what the backward pass of a layer needs.
 
         Per row: two norms (4 D each, their input in fp32); rotated query, key, value and output, e each, and a log-sum
-        per head; gate, its SiLU and up of the MLP, 3 e F; inputs of the router (fp32) and of LoRA on q and v, which are
-        own copies, but in fp32 without dropout; the router's values and numbers.
+        per head; gate, its SiLU and up of the MLP, 3 e F; inputs of the router (fp32) and of LoRA on q and v (copies,
+        but in fp32 without dropout); the router's values and numbers.
         """
         e, step, bank = self.element, self.step, self.bank
         key_value = 2 * (self.query if self.padded and not self.splits else self.value)
@@ -154,16 +154,19 @@ def estimate_memory(parts: CompressedBackbone, step: Step) -> MemoryEstimate:
 
 
 def record_rows(parts: CompressedBackbone, length: int, compressed: int) -> list[int]:
-    """Rows of a record of ``length`` positions in each layer, where the reducer has ``compressed`` of them."""
+    """Return a record's rows in each layer, of ``length`` positions, where the reducer has ``compressed`` of them."""
     counts = parts.reducer.running_tokens(compressed, parts.family.shape.num_layers)
     return [length - compressed + count for count in counts]
 
 
 def checkpoint_bytes(parts: CompressedBackbone, optimizer: OptimizerName) -> tuple[int, int]:
-    """Bytes of what trains, in fp32, and of a checkpoint: these with the optimiser's state."""
+    """Return the bytes of what trains, in fp32, and of a checkpoint: these with the optimiser's state."""
     trained = [parameter.numel() for parameter in parts.parameters() if parameter.requires_grad]
-    adapter = FP32_BYTES * sum(trained)
-    return adapter, adapter + sum(_state_bytes(count, optimizer) for count in trained)
+    adapter, state = FP32_BYTES * sum(trained), 0
+    for count in trained:  # two moments
+        whole = optimizer == "adamw" or count < MIN_8BIT_ELEMENTS
+        state += 2 * (FP32_BYTES * count if whole else count + FP32_BYTES * ceil(count / _STATE_BLOCK))
+    return adapter, adapter + state
 
 
 def check_strategy(quantization: str, strategy: Any) -> None:
@@ -197,9 +200,3 @@ def _frozen_bytes(parts: CompressedBackbone, quantization: Quantization) -> tupl
 
     whole, layer = (sum(held(p) for p in each.parameters() if not p.requires_grad) for each in (parts, layers[0]))
     return whole, layer
-
-
-def _state_bytes(elements: int, optimizer: OptimizerName) -> int:
-    if optimizer == "adamw" or elements < MIN_8BIT_ELEMENTS:
-        return 2 * FP32_BYTES * elements
-    return 2 * (elements + FP32_BYTES * ceil(elements / _STATE_BLOCK))

@@ -31,17 +31,10 @@ from subtoken_train.functional.objective import answer_loss, distillation_loss, 
 from subtoken_train.reducers.base import Reducer, TowerReducer
 from subtoken_train.routing import RoutingConfig, with_defaults
 from subtoken_train.routing.bank import RoutingState
+from subtoken_train.training import trained_tensors as stored
 from subtoken_train.training.checkpoints import read_marker, state_path
 from subtoken_train.training.loss import CrossEntropy, DistillationConfig, LossInput, Teacher, build_loss, checked_loss
 from subtoken_train.training.optimizer import OptimizerConfig, build_optimizer, check_optimizer
-from subtoken_train.training.trained_tensors import (
-    adapter_tensors,
-    check_same_shapes,
-    read_state,
-    shapes_of,
-    trained_shapes,
-    trained_tensors,
-)
 from subtoken_train.types import Batch, in_compressed_region
 
 
@@ -75,8 +68,7 @@ BLANK_SIZE = (64, 64)
 class SubTokenModule(L.LightningModule):
     """Adapters of a frozen backbone, trained with a token-normalised loss + lambda * balance (+ distillation).
 
-    The backbone is loaded at the first use of ``family`` (a data module may come first), never at construction.
-    Checkpoints hold only what is trained.
+    The backbone is loaded at the first use of ``family``, never at construction. Checkpoints hold only what is trained.
 
     Args:
         backbone: the frozen model.
@@ -222,7 +214,7 @@ class SubTokenModule(L.LightningModule):
         return result, rows, targets, self.parts.logits(result, rows)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Log token-normalised answer loss and token accuracy (teacher-forced) on held-out records."""
+        """Log held-out records' token-normalised answer loss and token accuracy (teacher-forced)."""
         if self.in_step:
             see_blank_image(self.parts, batch)
         _, _, targets, logits = self.answered(batch)
@@ -242,7 +234,7 @@ class SubTokenModule(L.LightningModule):
 
     def on_train_end(self) -> None:
         """Gather the adapter while the processes still talk to each other; every one takes part."""
-        self.gathered = adapter_tensors(self.parts) if is_sharded(self.parts) else None
+        self.gathered = stored.adapter_tensors(self.parts) if is_sharded(self.parts) else None
 
     def state_dict(  # type: ignore[override]  # torch types it by two overloads
         self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False
@@ -259,7 +251,7 @@ class SubTokenModule(L.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of another set of trained tensors, or one that stands on another stage 1."""
         self.configure_model()
-        check_same_shapes(trained_shapes(self), shapes_of(checkpoint["state_dict"]))
+        stored.check_same_shapes(stored.trained_shapes(self), stored.shapes_of(checkpoint["state_dict"]))
         self.check_first_stage(checkpoint.get(FIRST_STAGE_KEY))
 
     def check_first_stage(self, digest: str | None) -> None:
@@ -278,8 +270,8 @@ class SubTokenModule(L.LightningModule):
 def lay_out_checkpoint(module: SubTokenModule, checkpoint: Path) -> None:
     """Build ``module``'s parts around the tensors of a checkpoint folder; its backbone stays on the meta device."""
     state = state_path(checkpoint)
-    tensors, digest = trained_tensors(state), _noted(state, FIRST_STAGE_KEY)
-    check_same_shapes(read_marker(checkpoint).trained, shapes_of(tensors), checkpoint)
+    tensors, digest = stored.trained_tensors(state), _noted(state, FIRST_STAGE_KEY)
+    stored.check_same_shapes(read_marker(checkpoint).trained, stored.shapes_of(tensors), checkpoint)
     first = module.read_first_stage()
     family = layout_family(module.backbone_config)
     with torch.random.fork_rng(devices=[]):
@@ -291,7 +283,7 @@ def lay_out_checkpoint(module: SubTokenModule, checkpoint: Path) -> None:
     module.check_first_stage(digest)
     module.compressed = compressed
     object.__setattr__(module, "peft_model", peft_model)  # as configure_model does
-    check_same_shapes(trained_shapes(module), shapes_of(tensors), checkpoint)
+    stored.check_same_shapes(stored.trained_shapes(module), stored.shapes_of(tensors), checkpoint)
     own = {name.removeprefix("compressed."): tensor for name, tensor in tensors.items()}
     assert not compressed.load_state_dict(own, strict=False, assign=True).unexpected_keys
     compressed.eval()
@@ -319,7 +311,7 @@ def adapter_config(module: SubTokenModule, family: Family, training: dict[str, A
 
 def _noted(state: Path, key: str) -> Any:
     if not state.is_dir():
-        return read_state(state).get(key)
+        return stored.read_state(state).get(key)
     file = min(state.rglob("*_model_states.pt"), default=None)
     if file is None:
         raise ValueError(f"{state} is not a complete DeepSpeed checkpoint: it holds no *_model_states.pt")
@@ -345,7 +337,7 @@ def shard_layers(parts: CompressedBackbone, mesh: DeviceMesh) -> None:
 
 
 def is_sharded(module: nn.Module) -> bool:
-    """True if a process holds only a part of a model's weights (ZeRO-3, FSDP2)."""
+    """Return whether a process holds only a part of a model's weights (ZeRO-3, FSDP2)."""
     return any(isinstance(tensor, DTensor) or hasattr(tensor, "ds_id") for tensor in module.parameters())
 
 

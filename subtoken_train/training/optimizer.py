@@ -13,8 +13,7 @@ from subtoken_train.errors import MAX_COUNT, check_package, check_range, check_w
 
 Schedule = Literal["cosine", "constant"]
 OptimizerName = Literal["adamw", "paged_adamw_8bit"]
-MIN_8BIT_ELEMENTS = 4096
-"""Tensors with fewer elements keep an fp32 state in 8-bit AdamW (bitsandbytes' own limit)."""
+MIN_8BIT_ELEMENTS = 4096  # tensors with fewer elements keep an fp32 state in 8-bit AdamW (bitsandbytes' own limit)
 
 
 @dataclass
@@ -65,10 +64,9 @@ def build_optimizer(
 ) -> tuple[Optimizer, LambdaLR]:
     """Build AdamW over LoRA and routers (two groups, named), and its schedule per optimiser step."""
     check_optimizer(config)
-    router_rate = config.learning_rate if config.router_learning_rate is None else config.router_learning_rate
-    rates = {"lora": config.learning_rate, "router": router_rate}
-    parts = {"lora": lora, "router": routers}
-    groups = [{"params": each, "lr": rates[name], "name": name} for name, each in parts.items() if each]
+    rate, own = config.learning_rate, config.router_learning_rate
+    parts = ("lora", lora, rate), ("router", routers, rate if own is None else own)
+    groups = [{"params": each, "lr": peak, "name": name} for name, each, peak in parts if each]
     make: Callable[..., Optimizer] = AdamW
     if config.name == "paged_adamw_8bit":
         from bitsandbytes.optim.adamw import PagedAdamW8bit

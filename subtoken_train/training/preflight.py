@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -29,6 +29,8 @@ from subtoken_train.types import Batch
 
 def count_devices(devices: int | str | list[int], accelerator: str, num_nodes: int) -> int:
     """Count a run's processes by the trainer's settings; ``auto`` and -1 count what this machine has."""
+    if accelerator == "cpu" and devices != "auto" and (isinstance(devices, list) or not str(devices).isdecimal()):
+        raise ValueError(f"trainer.devices is {devices!r}; on a CPU it is a count of processes, or auto")
     chosen = list(filter(None, devices.split(","))) if isinstance(devices, str) and "," in devices else devices
     if isinstance(chosen, list):
         return len(chosen) * num_nodes
@@ -47,13 +49,8 @@ def check_devices(devices: int | str | list[int], accelerator: str) -> None:
         return
     wanted = count_devices(devices, accelerator, num_nodes=1)
     if wanted > there:
-        raise ValueError(f"trainer.devices asks for {wanted} process(es), but this machine has {there} {name}")
-
-
-def check_cpus(devices: int | str | list[int], accelerator: str) -> None:
-    """Raise ``ValueError`` for devices of a CPU that are no count."""
-    if accelerator == "cpu" and devices != "auto" and (isinstance(devices, list) or not str(devices).isdecimal()):
-        raise ValueError(f"trainer.devices is {devices!r}; on a CPU it is a count of processes, or auto")
+        has = f"this machine has {there} {name}; use a larger one, or a small model: subtoken-train recipes ls tiny"
+        raise ValueError(f"trainer.devices asks for {wanted} process(es), but {has}")
 
 
 class NominalPrompt(NamedTuple):
@@ -103,9 +100,8 @@ class LayerBand(NamedTuple):
 
 def prompt_ledger(parts: CompressedBackbone, prompt: NominalPrompt) -> Ledger:
     """Return the nominal cache of a prompt."""
-    shape = parts.family.shape
-    kept = parts.reducer.layer_tokens(prompt.tokens, shape.num_layers)
-    return nominal_ledger(shape, prompt.regions, budget_of(parts), parts.cut_layer, kept)
+    kept = parts.reducer.layer_tokens(prompt.tokens, parts.family.shape.num_layers)
+    return nominal_ledger(parts.family.shape, prompt.regions, budget_of(parts), parts.cut_layer, kept)
 
 
 def check_bytes(parts: CompressedBackbone, prompt: NominalPrompt) -> None:
@@ -178,24 +174,16 @@ def lay_out(module: SubTokenModule, offline: bool = False) -> CompressedBackbone
 
 def lora_groups(parts: CompressedBackbone, trained: bool = True) -> list[ParameterGroup]:
     """Return the LoRA that trains (or stage 1's, which does not) on q, v and, if there is one, the output."""
-    lora = [(name, p) for name, p in parts.model.named_parameters() if ".lora_" in name and p.requires_grad == trained]
+    named = [(name, each) for name, each in parts.model.named_parameters() if ".lora_" in name]
     sides = ("q_proj", "v_proj", "qkv_proj", "o_proj")
-    groups = [_count(f"LoRA {side}", (p for name, p in lora if f".{side}." in name)) for side in sides]
+    groups = [count_group(f"LoRA {side}", (p for name, p in named if f".{side}." in name), trained) for side in sides]
     return [group for group in groups if group.tensors]
 
 
-def trained_groups(parts: CompressedBackbone) -> list[ParameterGroup]:
-    """Return the LoRA that trains, and the routers if there are any."""
-    groups, bank = lora_groups(parts), parts.bank
-    if bank is not None and bank.learned:
-        name = f"routers ({bank.config.selector})"
-        groups.append(_count(name, (parameter for parameter in bank.parameters() if parameter.requires_grad)))
-    return groups
-
-
-def frozen_group(parts: CompressedBackbone) -> ParameterGroup:
-    """Return all frozen parameters."""
-    return _count("frozen", (parameter for parameter in parts.parameters() if not parameter.requires_grad))
+def count_group(name: str, parameters: Iterable[nn.Parameter], trained: bool) -> ParameterGroup:
+    """Count those of some parameters that train, or those that do not."""
+    sizes = [parameter.numel() for parameter in parameters if parameter.requires_grad == trained]
+    return ParameterGroup(name, len(sizes), sum(sizes))
 
 
 def plan_steps(
@@ -220,21 +208,14 @@ def at_hand(family: Family, backbone: BackboneConfig) -> Family | None:
         raise
 
 
-def _count(name: str, parameters: Iterable[nn.Parameter]) -> ParameterGroup:
-    sizes: Sequence[int] = [parameter.numel() for parameter in parameters]
-    return ParameterGroup(name, len(sizes), sum(sizes))
-
-
 def seconds_per_batch(module: SubTokenModule, batches: Iterator[Batch]) -> float | None:
     """Measure the mean seconds from reading a batch to its gradients, on the CPU, without the first; None: no batch."""
-    seconds = list[float]()
     module.parts.train()
-    clock = time.perf_counter()
+    times = [time.perf_counter()]
     for batch in batches:
         with torch.enable_grad():
             _, _, targets, logits = module.answered(batch)
             torch.autograd.backward(answer_loss(logits, targets))
-        seconds.append(time.perf_counter() - clock)
-        clock = time.perf_counter()
-    counted = seconds[1:] or seconds
-    return sum(counted) / len(counted) if counted else None
+        times.append(time.perf_counter())
+    measured = times[1:] if len(times) > 2 else times
+    return (measured[-1] - measured[0]) / (len(measured) - 1) if len(times) > 1 else None

@@ -126,10 +126,8 @@ class RandomState(Callback):
         """Keep this process's state until the first batch: loading data and sanity checks draw numbers too."""
         states = checkpoint["random_state"]
         if len(states) != trainer.world_size:
-            rank_zero_warn(
-                f"the checkpoint was written by {len(states)} process(es), this run has {trainer.world_size}: dropout "
-                "will not be what it would have been"
-            )
+            written = f"the checkpoint was written by {len(states)} process(es), this run has {trainer.world_size}"
+            rank_zero_warn(f"{written}: dropout will not be what it would have been")
         self._resumed = states[trainer.global_rank % len(states)]
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -187,8 +185,7 @@ def _on_first(trainer: L.Trainer, folder: Path, action: Callable[[], object]) ->
 class RunCheckpoints(Checkpoint):
     """Saves whole checkpoints, every so often, at the end, and before a signal stops the run; never a broken state.
 
-    Right after an optimiser step alone, which resumes exactly: a stop inside an accumulation window waits for its end.
-    All processes decide alike: a signal may have reached only one of them.
+    Right after an optimiser step alone, which resumes exactly. All processes decide alike.
     """
 
     def __init__(self, folder: str = "checkpoints", every_n_train_steps: int = 500, keep_last: int = 2) -> None:

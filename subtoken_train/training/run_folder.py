@@ -1,7 +1,7 @@
 """Folder of a run: its marker and lock, and the new name of the run that was there.
 
-``--overwrite`` renames a run to ``NAME.1`` (the next free number) when its successor begins; nothing is deleted. A
-successor that fails before its first step gives the name back.
+``--overwrite`` renames a run to ``NAME.1`` (the next free number); a successor that fails before its first step gives
+the name back.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ def read_run_marker(folder: Path) -> RunMarker | None:
 
 
 def has_work(folder: Path) -> bool:
-    """True if a folder holds what a run made: a whole checkpoint, or an adapter."""
+    """Return whether a folder holds what a run made: a whole checkpoint, or an adapter."""
     return newest_complete(folder / "checkpoints") is not None or (folder / "adapter" / CONFIG_FILE).is_file()
 
 
 def requeued_with_work(folder: Path, overwrite: bool) -> bool:
-    """True if SLURM runs this job again and a checkpoint of its own (another job's may be overwritten) is there."""
+    """Return whether SLURM requeued this job and it has its own checkpoint (another's may be overwritten)."""
     if int(os.environ.get("SLURM_RESTART_COUNT", "0")) <= 0 or newest_complete(folder / "checkpoints") is None:
         return False
     marker = read_run_marker(folder) if overwrite else None

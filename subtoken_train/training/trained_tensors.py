@@ -78,8 +78,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 _ONE_FILE = {"SingleDeviceStrategy", "DDPStrategy"}  # they write and read the same file
-DEEPSPEED_TAG = "checkpoint"
-"""The folder that Lightning's strategy lets DeepSpeed write into."""
+DEEPSPEED_TAG = "checkpoint"  # the folder that Lightning's strategy lets DeepSpeed write into
 
 
 def trained_tensors(state: Path) -> dict[str, Tensor]:
@@ -109,7 +108,6 @@ def check_same_shapes(
     """Raise ``ValueError`` unless the shapes of a checkpoint's tensors are those that a recipe trains."""
     differing = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
     if differing:
-        first = differing[0]
         first = f"first {differing[0]} (there {found.get(differing[0])}, here {wanted.get(differing[0])})"
         differ = f"{len(differing)} trained tensors differ, {first}; resume with the recipe that wrote it"
         raise ValueError(f"{where} does not fit this recipe: {differ}")

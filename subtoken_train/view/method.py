@@ -14,22 +14,22 @@ from subtoken_train.errors import MAX_TOKENS, check_range, unknown_name
 
 
 def setting(default: Any, least: float = 0, most: float = MAX_TOKENS) -> Any:
-    """A field that must be from ``least`` to ``most``; a None is not checked."""
+    """Declare a setting that must lie between ``least`` and ``most``; a None is not checked."""
     return checked_setting(default, partial(check_range, low=least, high=most))
 
 
 def checked_setting(default: Any, check: Callable[[str, Any], None]) -> Any:
-    """A field whose value is shown to ``check`` with its name; what is wrong raises a worded ``ValueError``."""
+    """Declare a setting that ``check`` sees with its name; a wrong value raises a worded ``ValueError``."""
     return field(default=default, metadata={"check": check})
 
 
 def by_settings(read: Callable[[Any], Any]) -> Any:
-    """A fact of a method that its settings decide, in the place of a class attribute."""
+    """Declare a fact that depends on the method's settings, in place of a class attribute."""
     return property(read)
 
 
 class Method:
-    """Base of evictions and reducers."""
+    """Base class of evictions and reducers."""
 
     calibrates: ClassVar[type[CalibratedNumbers] | None] = None  # numbers that it reads from the file ``calibration``
 

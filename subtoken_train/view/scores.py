@@ -51,7 +51,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Scale:
-    """Scale of scores that mean the same in every prompt, layer and head, so that one number can be their threshold.
+    """A scale of scores that mean the same in every prompt, layer and head, so that one number can be their threshold.
 
     ``log``: a threshold is compared with the natural logarithm of a score; it can meet scores from ``low`` to ``high``.
     """
@@ -61,5 +61,5 @@ class Scale:
     high: float = math.inf
 
     def read(self, scores: Tensor) -> Tensor:
-        """Scores as a threshold meets them, fp32 of the same shape."""
+        """Return the scores that a threshold is compared with, fp32 of the same shape."""
         return scores.float().log() if self.log else scores.float()

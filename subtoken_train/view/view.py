@@ -14,12 +14,13 @@ heads, h key-value heads, d head width, D model width, W chosen rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from subtoken_train.errors import unknown_name
 from subtoken_train.functional.causal_attention import (
@@ -34,6 +35,7 @@ from subtoken_train.functional.rotary import Rotation
 from subtoken_train.types import Frames, Region
 
 Scope = Literal["context", "all", "visual"]
+Rule = Callable[[Tensor], Tensor]  # marks rows by their regions, bool [B, N]
 """``context``: what is VISUAL or CONTEXT (``visual`` is another word for it); ``all``: every entry of the prompt."""
 Need = Literal["rows", "blocks", "key_norms", "values", "value_norms", "second_pass", "asks", "inputs"]
 """``rows``: attention of a few chosen rows; ``blocks``: all rows of a region, a block at a time; ``values``: the values
@@ -189,21 +191,21 @@ class View:
         return self.key_BhNd.shape[2] - self.query_BHNd.shape[2]
 
     def attention_row(self, layer: int) -> Tensor:
-        """Head-mean attention of the row that ranks in a layer, [B, N] in fp32; at a cut, of the layer below alone."""
+        """Return the head-mean attention of a layer's ranking row, [B, N] in fp32; at a cut, of the layer below."""
         if "scout" in vars(self):
             return self.scout(layer)
         assert layer == self.layer - 1
         return attention_paid(self.blocks(self.ranking))
 
     def rows(self, index_BW: Tensor, keys_BN: Tensor | None = None) -> Tensor:
-        """Attention of chosen rows, see ``attention_rows``; over all they see unless ``keys_BN`` says otherwise."""
+        """Return the attention of chosen rows, see ``attention_rows``, over all they see or over ``keys_BN`` alone."""
         self._check_declared("rows()", "rows")
         index_BW = torch.where(index_BW < self._first, -1, index_BW - self._first) if self._first else index_BW
         states = self.query_BHNd, self.key_BhNd, index_BW, self._visible(keys_BN), self.scale
         return attention_rows(*states, self._first, self.reach)
 
     def blocks(self, rows_BN: Tensor, keys_BN: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Attention of all marked rows, a block at a time, see ``attention_blocks``."""
+        """Yield the attention of all marked rows, one block at a time, see ``attention_blocks``."""
         if "attention" in vars(self):
             return self.attention(rows_BN)
         first, found = self._first, attention_blocks(*self._asking(rows_BN, keys_BN))
@@ -215,10 +217,17 @@ class View:
         keys_BN: Tensor | None = None,
         weight_BN: Tensor | None = None,
         largest: bool = False,
+        among: Rule | None = None,
     ) -> Tensor:
-        """Attention that each entry receives from all marked rows (None: those of a task), [B, H, N] in fp32."""
+        """Return the attention that each entry receives from all marked rows, [B, H, N], see ``attention_received``."""
         weight_BN = None if weight_BN is None else weight_BN[:, self._first :]
-        received_BHK = attention_received(*self._asking(rows_BN, keys_BN), weight_BN=weight_BN, largest=largest)
+        asking, most = self._asking(rows_BN, keys_BN), None
+        if among is not None:
+            counts = _counted.setdefault(self.regions_BN, {})
+            if among not in counts:
+                counts[among] = int(among(self.regions_BN).sum(-1).max())
+            most = counts[among]
+        received_BHK = attention_received(*asking, weight_BN=weight_BN, largest=largest, most=most)
         return received_BHK[..., : self.regions_BN.shape[1]]
 
     def _asking(
@@ -237,23 +246,23 @@ class View:
         return self.entries_BN if found is None else found
 
     def key_norms(self) -> Tensor:
-        """Euclidean norms of the keys, [B, h, N] in fp32."""
+        """Return the Euclidean norms of the keys, [B, h, N] in fp32."""
         self._check_declared("key_norms()", "key_norms")
         norms: Tensor = self.key_BhNd.float().norm(dim=-1)
         return norms
 
     def value_norms(self) -> Tensor:
-        """Euclidean norms of the cached values, [B, h, N] in fp32."""
+        """Return the Euclidean norms of the cached values, [B, h, N] in fp32."""
         self._check_declared("value_norms()", "value_norms")
         norms: Tensor = self.value_BhNd.float().norm(dim=-1)
         return norms
 
     def unrotated_queries(self) -> Tensor:
-        """Queries as they were before the rotary embedding, [B, H, N, d] in fp32."""
+        """Return the queries as they were before the rotary embedding, [B, H, N, d] in fp32."""
         return self.rotate(self.position).turn_back(self.query_BHNd)
 
     def unrotated_keys(self) -> Tensor:
-        """Keys likewise, [B, h, N, d] in fp32."""
+        """Return the keys as they were before the rotary embedding, [B, h, N, d] in fp32."""
         return self.rotate(self.position).turn_back(self.key_BhNd)
 
     def viewers(self) -> Tensor:
@@ -263,7 +272,7 @@ class View:
         return self.entries_BN.flip(-1).cumsum(-1).flip(-1)
 
     def head_mean(self, scores_BhN: Tensor) -> Tensor:
-        """Mean of a token's scores over its sample's key-value heads; one that let it go counts 0."""
+        """Average a token's scores over its sample's key-value heads; a head that dropped the token counts 0."""
         if self.heads == 1:
             return scores_BhN.mean(1, keepdim=True)
         by_sample = (len(scores_BhN) // self.heads, -1)
@@ -273,7 +282,7 @@ class View:
         return total_BP.gather(1, place_BM).view_as(scores_BhN) / self.heads
 
     def window(self, count: int | Tensor) -> Tensor:
-        """The last ``count`` entries (a number, or [B, 1]), bool [B, N]; where anything follows the scope, of that."""
+        """Mark the last ``count`` entries (a number, or [B, 1]), bool [B, N]; of those after the scope, if any."""
         following_BN = self.entries_BN & (self.in_scope_BN.flip(-1).cumsum(-1).flip(-1) == 0)
         rows_BN = torch.where(following_BN.any(-1, keepdim=True), following_BN, self.entries_BN)
         return last_marked(rows_BN, count)
@@ -285,7 +294,7 @@ class View:
         return order_BN.gather(1, slot_BW.clamp(min=0)).masked_fill(slot_BW < 0, -1)
 
     def among(self, entries_BN: Tensor) -> tuple[View, Tensor]:
-        """A task looking at some entries alone (others are padding), and their places, int64 [B, C], else 0."""
+        """Return a view of some entries alone (others are padding), and their places, int64 [B, C], else 0."""
         length, reach = self.regions_BN.shape[1], self.reach
         index_BC, valid_BC = kept_index(entries_BN & self.entries_BN, pad_left=False)
         states = self.key_BhNd, self.value_BhNd
@@ -308,6 +317,9 @@ class View:
 for _each in fields(View):
     if _each.default is ABSENT:
         delattr(View, _each.name)  # what a place lacks is then read by __getattr__
+
+_counted: MutableMapping[Tensor, dict[Rule, int]] = WeakTensorKeyDictionary()
+"""By the regions of some rows, which all layers that ran on them share: how many a rule marks of a sample at most."""
 
 LayerView = TaskView = OnlineView = View
 """Names of earlier versions, by which methods written for them import it."""
@@ -336,7 +348,7 @@ class Opening:
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """One task.
+    """One task of a second pass.
 
     ``pieces`` are its rows: a text, the opening of an answer, or marked tokens of the prompt again (bool [B, N]); None:
     the whole prompt again. ``about_BN`` marks the tokens whose entries it scores; None: all.

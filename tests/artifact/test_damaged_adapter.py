@@ -2,9 +2,7 @@
 
 import json
 import os
-import pickle
 import shutil
-import struct
 from dataclasses import asdict
 from pathlib import Path
 
@@ -56,18 +54,13 @@ def test_another_methods_settings_are_left_out_of_old_schemas_alone(folder):
 @pytest.mark.parametrize(
     ("place", "value", "words"),
     [
-        ("schema_version", "1", "schema_version is '1'; it must be a whole number"),
-        ("schema_version", 0, "has schema 0, this version reads 1 to"),
         ("schema_version", 99, "has schema 99, this version reads 1 to"),
         ("lora", ..., "lora is missing"),
         ("schema_version", 2, "stage2 is missing"),
         ("training", ..., "training is missing"),
         ("training.name", "../../x", "training.name is '../../x', which also names a file"),
-        ("training.seed", "0", "training.seed is '0'"),
         ("more", 1, "unknown key 'more'"),
-        ("versions", "x", "versions is 'x'"),
         ("routing", {}, None),  # all defaults, as its own class has them
-        ("routing.num_groups", 16.0, "num_groups is 16.0; it must be a whole number"),
         ("routing.num_groups", 10**30, "must fit 64 bits"),
         ("routing.fill", "median", r"unknown fill 'median'\. Did you mean 'mean'\? Allowed: mean, zero"),
         (
@@ -83,21 +76,15 @@ def test_another_methods_settings_are_left_out_of_old_schemas_alone(folder):
         ("packages", [{**ELSEWHERE, "requirement": "x; reboot"}], "'x; reboot' is not written package==version"),
         ("packages", [{**ELSEWHERE, "kind": "task"}], "unknown kind 'task'"),
         ("packages", [{**ELSEWHERE, "name": "linear"}], None),
-        ("packages", {}, "packages is {}; it must be a list"),
         ("reducer.keep_ratio", float("nan"), "NaN is not a JSON number"),
-        ("reducer.layer", -1, "layer"),
-        ("reducer", "fastv", "reducer is 'fastv'; it must be a group of keys"),
         ("reducer.name", ..., "reducer: name is null; it must be a text"),
         ("reducer.name", "os:system", "reducer: unknown reducer 'os:system'"),
         ("reducer.seed", [], "reducer: seed is"),  # of another method
-        ("reducer.page_size", "8", "reducer: page_size is '8'; it must be a whole number"),
         ("reducer.stage", "tower", "unknown stage 'tower'"),
         ("lora.rank", 1_000_000, "lora rank is 1,000,000"),
         ("lora.rank", 4096, "r is 8, and subtoken_config.json says 4096"),
         ("lora.alpha", 32, "lora_alpha is 16, and subtoken_config.json says 32"),
-        ("backbone.path", None, "backbone: path is null"),
         ("backbone.path", "checkpoints/tiny-llama", "base_model_name_or_path"),
-        ("backbone.dtype", "int8", "unknown dtype 'int8'"),
         ("backbone.revision", "../../../x", "not a branch, tag or commit"),
         ("identity.model_type", "gpt5", "unknown backbone family"),
         ("identity.digest", "0" * 64, "was trained on"),
@@ -169,33 +156,6 @@ def test_half_precision_files_are_read_as_fp32(folder):
     _, parts, _ = read_adapter(folder, layout=True)
     found = {tensor.dtype for name, tensor in parts.named_parameters() if "lora_" in name}
     assert found == {torch.float32}
-
-
-def header(text: str, length: int | None = None) -> bytes:
-    return struct.pack("<Q", len(text) if length is None else length) + text.encode() + b"\0" * 16
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\x01",
-        header("{}", 2**62),
-        header("{}", 90_000_000),
-        header("[" * 5_000),
-        header(
-            '{"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}, "b": {"dtype": "F32", "shape": [4], '
-            '"data_offsets": [8, 24]}}'
-        ),
-        header('{"a": {"dtype": "F32", "shape": [1152921504606846976, 64], "data_offsets": [0, 16]}}'),
-        header('{"a": {"dtype": "X9", "shape": [4], "data_offsets": [0, 16]}}'),
-        pickle.dumps({"a": 1}),
-    ],
-)
-@pytest.mark.parametrize("file", [LORA, ROUTER])
-def test_broken_tensor_files(folder, file, content):
-    (folder / file).write_bytes(content)
-    refused(folder, f"{file} is not a whole safetensors file")
 
 
 def test_a_folder_without_its_record_is_no_adapter(folder):

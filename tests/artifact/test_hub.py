@@ -340,7 +340,7 @@ def test_a_merged_language_model():
 
 def test_the_router_is_described_with_what_was_set():
     plain = model_card(record_of("somebody/else"))
-    assert "| routing | S16K4 linear |" in plain
+    assert "| routing | S16K4 linear, contiguous, per_token budget, balance weight 0.01 |" in plain
     assert "| token reducer | fastv, keep ratio 0.25 |" in plain
     assert "docs/choosing.md" in plain
     routing = {
@@ -353,7 +353,6 @@ def test_the_router_is_described_with_what_was_set():
     routing |= {"value_gate": True, "features": ["attention"], "fill": "mean"}
     reducer = {"name": "fastv", "keep_ratio": 0.25, "ranking": "frozen"}
     card = model_card(record_of("somebody/else", routing=routing, reducer=reducer))
-    words = "S64K16 bilinear, global budget, value_norm prior, value gate, reads attention, fill mean"
-    words += " (a value vector per layer and sample, beside the nominal KV)"
-    assert f"| routing | {words} |" in card
+    words = "S64K16 bilinear of rank 16, reads attention, contiguous, global budget, fill mean, value_norm prior"
+    assert f"| routing | {words}, value gate, balance weight 0.01 |" in card
     assert "| token reducer | fastv, keep ratio 0.25, ranked by the base weights |" in card

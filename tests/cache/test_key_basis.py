@@ -34,8 +34,7 @@ def test_the_rotation_is_orthogonal_and_spreads(width):
 
 
 def mirrored_basis(key: torch.Tensor, marks: torch.Tensor) -> MirroredBasis:
-    rows = torch.arange(key.shape[2]).expand(len(key), -1)
-    centre, covariance = key_spread(key, rows, marks)
+    centre, covariance = key_spread(key, torch.arange(key.shape[2]).expand(len(key), -1), marks)
     return MirroredBasis(centre.half(), *mirrors_of(principal_axes(covariance), -(-key.shape[-1] // 2))[:2])
 
 

@@ -9,7 +9,7 @@ from subtoken_train.cache.by_sample import select_samples
 from subtoken_train.cache.pack import PageReading, with_pages
 from subtoken_train.kernels.cpu import packed_attention
 from subtoken_train.kernels.storage import Block, BlockPart, PageIndex, Tail, chosen_pages, page_bound, read_pages
-from tests.support.golden_cases import load, record
+from tests.support.golden_cases import alike, load, near, record
 from tests.support.helpers import random_mask, random_scores
 from tests.support.packing import FORMAT_OF
 
@@ -89,9 +89,7 @@ def test_several_tokens_at_a_time_read_everything():
     query, tail = random_scores(3, 1, 2, 3, 4), random_scores(4, 1, 2, 3, 4)
     plain = Block(None, block.parts)
     for new in (3, 1):
-        read, whole = (
-            packed_attention(query[:, :, :new], [own], only(tail[:, :, :new]), 0.5) for own in (paged, plain)
-        )
+        read, whole = (packed_attention(query[:, :, :new], [it], only(tail[:, :, :new]), 0.5) for it in (paged, plain))
         assert torch.equal(read, whole) == (new > 1)
 
 
@@ -159,16 +157,13 @@ def test_golden_of_quest(shared):
     parts = [keys[:, :, i * size : (i + 1) * size] for i in range(number)]
     low, high = (torch.stack([getattr(part, name)(2) for part in parts], 2) for name in ("amin", "amax"))
     bound = page_bound(query[:, :, 0].clamp(min=0), query[:, :, 0].clamp(max=0), low, high)
-    record("quest_steps", "quest_official: bounds", float((bound - tensors["page_scores"][:, :, 0]).abs().max()))
-    assert torch.allclose(bound, tensors["page_scores"][:, :, 0], rtol=1e-4, atol=1e-4)
+    near("quest_steps", "quest_official: bounds", bound, tensors["page_scores"][:, :, 0], atol=1e-4)
     count = min(max(3, params["token_budget"] // size), number)
     none = torch.zeros(len(keys), number, dtype=torch.bool)
     chosen = chosen_pages(PageIndex(size, count, low, high, none), query)
     places = torch.zeros(*keys.shape[:2], number, dtype=torch.bool).scatter(2, chosen, True)
     kept = places.repeat_interleave(size, 2)[..., :length]
-    differing = int((kept != tensors["kept_mask"][:, :, 0]).sum())
-    record("quest_steps", "quest_official: places that differ", differing)
-    assert differing == 0
+    alike("quest_steps", "quest_official", kept, tensors["kept_mask"][:, :, 0])
 
 
 def test_golden_of_kvcache_factory(shared):

@@ -25,14 +25,15 @@ from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Region
 from tests.support.places import ROOT
 from tests.support.prompt_views import NOBODY
+from tests.support.refusals import refuses
 from tests.support.text_families import text_batch, text_family
 
-SAMPLES = [(40, 4, 9), (30, 3, 6)]
+RECALLED = [(40, 4, 5), (30, 3, 4)]
 
 
 def told_again(pad_left=False):
     """Random texts whose answers say again a run of 5 tokens and one of 3 of their contexts."""
-    batch = text_batch(SAMPLES, pad_left)
+    batch = text_batch([(40, 4, 9), (30, 3, 6)], pad_left)
     ids, regions = batch.input_ids_BN, batch.regions_BN
     for sample in range(len(ids)):
         context, answer = ((regions[sample] == code).nonzero()[:, 0] for code in (Region.CONTEXT, Region.ANSWER))
@@ -105,8 +106,7 @@ def test_what_cannot_be_calibrated_is_refused(tiny_family):
     with pytest.raises(ValueError, match="headkv is calibrated on recall of text, and the backbone sees images"):
         NeedleCalibrator().check(CompressedBackbone(tiny_family, build_reducer("none")).eval())
     backbone, unlike = CompressedBackbone(text_family(), build_reducer("none")).eval(), text_batch([(12, 3, 1)])
-    with pytest.raises(ValueError, match="no head attends to the answers"):
-        NeedleCalibrator().numbers(backbone, [unlike])
+    refuses("no head attends to the answers", lambda: NeedleCalibrator().numbers(backbone, [unlike]))
 
 
 @pytest.fixture(scope="module")
@@ -129,10 +129,8 @@ def test_answers_tell_of_the_cells_of_their_scenes(llava):
     """A token for every word of the tiny model: three for each object, in order, and an end that tells of none."""
     for number in range(3):
         objects = draw_scene(np.random.default_rng([0, number]), "train").objects
-        record = scene_record(np.random.default_rng([0, number]), number)
-        batch = Collator(llava, 512)([record])
-        answer = batch.labels_BN[0][batch.labels_BN[0] >= 0].tolist()
-        cells = told_cells(llava.tokenizer, answer)
+        batch = Collator(llava, 512)([scene_record(np.random.default_rng([0, number]), number)])
+        cells = told_cells(llava.tokenizer, batch.labels_BN[0][batch.labels_BN[0] >= 0].tolist())
         assert [cell for cell in cells if cell >= 0] == [item.cell for item in objects for _ in range(3)]
         index_BW, needle_BWN = VisualCalibrator().needles(llava, batch)
         assert index_BW[0].tolist() == [i - 1 for i in (batch.labels_BN[0] >= 0).nonzero()[:, 0]][: index_BW.shape[1]]
@@ -161,11 +159,7 @@ def test_scores_do_not_hang_on_the_batch(llava):
 def test_what_cannot_be_calibrated_is_refused_of_visual_heads(llava):
     with pytest.raises(ValueError, match="calibrated on pictures, and the backbone sees none; use headkv"):
         VisualCalibrator().check(CompressedBackbone(text_family(), build_reducer("none")).eval())
-    with pytest.raises(ValueError, match=r"data 'dev\.json': sparsemm draws its own scenes"):
-        VisualCalibrator().prompts(llava, "dev.json")
-
-
-RECALLED = [(40, 4, 5), (30, 3, 4)]
+    refuses(r"data 'dev\.json': sparsemm draws its own scenes", lambda: VisualCalibrator().prompts(llava, "dev.json"))
 
 
 @pytest.fixture
@@ -218,5 +212,4 @@ def test_the_backbone_does_not_change(family):
 
 def test_a_reduced_cache_is_refused(family):
     backbone = backbone_of(family, name="quest", keep_ratio=0.5, page_size=4, window=4)
-    with pytest.raises(ValueError, match="calibrated on whole caches"):
-        short().run(backbone, NOBODY)
+    refuses("calibrated on whole caches", lambda: short().run(backbone, NOBODY))

@@ -30,9 +30,11 @@ from subtoken_train.view.scores import Candidates, Scores
 from tests.support.helpers import compress, make_batch, only_sample, random_scores, sharpen
 from tests.support.places import ROOT
 from tests.support.prompt_views import NOBODY, written
+from tests.support.refusals import refuses, refusing
 from tests.support.text_families import text_batch, text_family
 
 SAMPLES = [(40, 4, 0), (25, 3, 0), (0, 6, 0)]
+CONTEXTS = [(40, 4, 0), (25, 3, 0), (60, 5, 0), (0, 6, 0)]
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +56,7 @@ def test_shares_are_the_mean_of_the_prompts_own(backbone):
         batch = single(sample, seed)
         context, shares = batch.regions_BN[0] == Region.CONTEXT, []
         for keep in KEEP:
-            cache = PackedCache(3)
-            layers = prefill(backbone, batch, cache, Compression(PrefixKV(), keep)).plan.layers
+            layers = prefill(backbone, batch, PackedCache(3), Compression(PrefixKV(), keep)).plan.layers
             kept = [context[layer.entries_BN[0]] for layer in layers]
             shares.append([int(marks.sum()) / sample[0] for marks in kept])
         rows.append(shares)
@@ -125,7 +126,6 @@ def test_nothing_leaves_once_the_average_is_met():
     assert stopped_at(shares, 1.0) == [1.0] * 4
 
 
-@torch.no_grad()
 def test_shares_of_a_batch_are_those_of_its_samples(tiny_family):
     sharpen(tiny_family)
     batch, backbone = make_batch([(1, 9), (2, 7), (0, 12)]), compress(tiny_family)
@@ -158,16 +158,12 @@ def test_the_command_writes_what_the_reducer_reads(tmp_path, capsys):
     assert float(sum(reducer.layer_shares(len(rows[0])))) == pytest.approx(len(rows[0]) * (averages[0] + 1) / 2)
 
 
-@torch.no_grad()
 def test_prompts_and_models_without_images_are_refused(tiny_family):
     calibrator = CALIBRATORS["fitprune"]()
     with pytest.raises(ValueError, match="none of the prompts has an image"):
         calibrator.numbers(compress(tiny_family), [make_batch([(0, 12)])])
     with pytest.raises(ValueError, match=r"fitprune prunes visual tokens, and a language model has none"):
         calibrator.check(compress(text_family(layers=2)))
-
-
-CONTEXTS = [(40, 4, 0), (25, 3, 0), (60, 5, 0), (0, 6, 0)]
 
 
 def kept_share(backbone, batch, compression, protocol):
@@ -211,8 +207,7 @@ def test_prompts_without_a_context_are_refused(name):
 
 
 def test_a_scope_of_all_needs_no_context_and_a_window_may_not_be_all(backbone):
-    with pytest.raises(ValueError, match="threshold keep=1 must lie between 0 and 1"):
-        ThresholdCalibrator(keep=1)
+    refuses("threshold keep=1 must lie between 0 and 1", ThresholdCalibrator, keep=1)
     assert PrefixCalibrator(scope="all").numbers(backbone, [text_batch([(0, 5, 0)])]).keep == KEEP
     with pytest.raises(ValueError, match=r"no threshold keeps 0.5 of the entries and more than what always stays"):
         ThresholdCalibrator(window=100).numbers(backbone, [text_batch([(40, 5, 0)])])
@@ -235,9 +230,4 @@ REFUSED = [
     ("threshold", {"eviction": "pooled(kvzip)"}, "divides a budget"),
     ("threshold", {"scope": "everything"}, "scope"),
 ]
-
-
-@pytest.mark.parametrize(("name", "settings", "words"), REFUSED)
-def test_wrong_settings_are_refused(backbone, name, settings, words):
-    with pytest.raises(ValueError, match=words):
-        CALIBRATORS[name](**settings).check(backbone)
+test_wrong_settings_are_refused = refusing(REFUSED, lambda it, own, backbone: CALIBRATORS[it](**own).check(backbone))

@@ -25,6 +25,7 @@ from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from tests.support.helpers import compress
 from tests.support.places import ROOT
+from tests.support.refusals import refuses
 from tests.support.text_families import text_batch, text_family
 
 
@@ -69,33 +70,22 @@ def test_fewer_entries_than_inputs_and_one_that_never_changes():
     assert all(bool(part.isfinite().all()) for part in Moments.of(inputs, drawn(5, 1, seed=1)).ridge_map(0.1))
 
 
-@torch.no_grad()
 def test_examples_are_what_layers_read_and_the_logs_of_kvzip_s_scores(shallow):
     """Of the contexts alone: padding, the question and a prompt without a context count for nothing."""
-    family, batch = (
-        shallow.family,
-        text_batch([(20, 4, 0), (0, 5, 0), (9, 3, 0)], pad_left=True, seed=4),
-    )
+    family, batch = shallow.family, text_batch([(20, 4, 0), (0, 5, 0), (9, 3, 0)], pad_left=True, seed=4)
     contexts = contexts_of(batch)
     found = kvzip_examples(shallow, contexts)
     inputs = {}
     hooks = [
         family.decoder.layers[layer].self_attn.register_forward_pre_hook(
-            lambda module, args, kwargs, layer=layer: inputs.update(
-                {layer: inputs.get(layer, kwargs["hidden_states"])}
-            ),
+            lambda module, _, kwargs, layer=layer: inputs.update({layer: inputs.get(layer, kwargs["hidden_states"])}),
             with_kwargs=True,
         )
         for layer in range(2)
     ]
     compression = Compression(KVzip(), 0.5)
     eviction = EvictionPass(compression, family, contexts)
-    run_whole(
-        shallow,
-        contexts,
-        eviction,
-        LayerPacker(shallow, compression, PackedCache(2), 20),
-    )
+    run_whole(shallow, contexts, eviction, LayerPacker(shallow, compression, PackedCache(2), 20))
     for hook in hooks:
         hook.remove()
     marks = contexts.regions_BN == Region.CONTEXT
@@ -180,14 +170,12 @@ def test_two_layers_are_made_of_what_is_not_held_out(shallow):
         learned, held = (tuple(torch.cat(part) for part in zip(*some, strict=True)) for some in parts)
         for ours, expected in zip(net, two_layers(learned, held, 8, 0), strict=True):
             assert torch.allclose(ours, expected, atol=1e-6)
-    with pytest.raises(ValueError, match="needs two batches of prompts at least"):
-        calibrator.numbers(shallow, contexts[:1])
+    refuses("needs two batches of prompts at least", calibrator.numbers, shallow, contexts[:1])
 
 
 def test_targets_are_made_once_for_a_model_a_text_and_a_draw(shallow, tmp_path, monkeypatch):
     contexts = [contexts_of(text_batch([(30, 2, 0), (20, 2, 0)], seed=seed)) for seed in range(3)]
-    plain = ScorerCalibrator(positions=12)
-    expected, runs = plain.numbers(shallow, contexts), []
+    expected, runs = ScorerCalibrator(positions=12).numbers(shallow, contexts), []
 
     def counted(*states):
         runs.append(1)
@@ -219,5 +207,4 @@ def test_a_damaged_file_of_targets_is_named(shallow, tmp_path):
     whole = file.read_bytes()
     for bad in (b"", whole[:-1], whole[:90] + bytes([whole[90] ^ 1]) + whole[91:]):
         file.write_bytes(bad)
-        with pytest.raises(ValueError, match=rf"{file.name} is damaged: .*; remove it, and it is made again"):
-            own.numbers(shallow, contexts)
+        refuses(rf"{file.name} is damaged: .*; remove it, and it is made again", own.numbers, shallow, contexts)

@@ -7,6 +7,7 @@ from subtoken_train.calibrating.turned_values import ValueMoments, check_foldabl
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.families.family import shapes_digest
 from tests.support.helpers import compress
+from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
 
@@ -19,7 +20,6 @@ def turned(family, seen=None):
     return turn_values(compress(family).eval(), iter(batches), seen.append)
 
 
-@torch.no_grad()
 @sampled("kind", ["llama", "qwen2", "gemma3", "phi3", "olmo3", "glm4", "qwen3_moe"], every=3)
 def test_a_turned_model_says_the_same_and_is_another_backbone(kind):
     family, seen = text_family(kind, initializer_range=0.2), []
@@ -36,7 +36,6 @@ def test_a_turned_model_says_the_same_and_is_another_backbone(kind):
     assert shapes_digest(family) != again
 
 
-@torch.no_grad()
 def test_moments_are_of_entries_whatever_stands_beside_them():
     family = text_family("llama", initializer_range=0.2)
     backbone = compress(family).eval()
@@ -61,8 +60,7 @@ def test_moments_are_of_entries_whatever_stands_beside_them():
 def test_numbers_that_are_none_are_named():
     moments = ValueMoments()
     moments.sums, moments.counts = {0: torch.full((2, 3, 3), float("nan"), dtype=torch.float64)}, {0: 1}
-    with pytest.raises(ValueError, match="while its values were read"):
-        moments.means(torch.float16)
+    refuses("while its values were read", moments.means, torch.float16)
 
 
 def test_no_prompts_and_a_model_with_something_between():
@@ -71,8 +69,7 @@ def test_no_prompts_and_a_model_with_something_between():
         turn_values(compress(family).eval(), iter([]), lambda done: None)
     for layer in family.decoder.layers:
         layer.self_attn.o_proj.register_forward_pre_hook(lambda _, args: (args[0].tanh(),))
-    with pytest.raises(ValueError, match=r"something lies between v_proj and o_proj.; use its own channels"):
-        turned(family)
+    refuses(r"something lies between v_proj and o_proj.; use its own channels", turned, family)
 
 
 def test_values_with_a_norm_and_rounded_weights_are_refused():
@@ -80,15 +77,12 @@ def test_values_with_a_norm_and_rounded_weights_are_refused():
     check_foldable(family)
     attention = family.decoder.layers[0].self_attn
     attention.v_norm = torch.nn.Identity()
-    with pytest.raises(ValueError, match="normalises its values"):
-        check_foldable(family)
+    refuses("normalises its values", check_foldable, family)
     del attention.v_norm
     attention.o_proj.weight = torch.nn.Parameter(attention.o_proj.weight.to(torch.int8), requires_grad=False)
-    with pytest.raises(ValueError, match="name an unquantised backbone"):
-        check_foldable(family)
+    refuses("name an unquantised backbone", check_foldable, family)
 
 
-@torch.no_grad()
 def test_folding_needs_every_layer_s_moments_and_keeps_dtypes():
     family = text_family("llama", initializer_range=0.2)
     family.model.to(torch.bfloat16)

@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 
-from checkpoints.tiny_llama import build_model, build_tokenizer
 from subtoken_train import SubTokenModel
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.scene_files import write_scenes
@@ -32,37 +31,24 @@ def evicting(method, keep, file):
     return ["--eviction", method, "--eviction-keep", keep, "--eviction-option", f"calibration={file}"]
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory):
-    """Two layers, random; the second folder has one more."""
-    folders = []
-    for layers in (2, 3):
-        folder = tmp_path_factory.mktemp("llama") / f"llama-{layers}"
-        torch.manual_seed(0)
-        build_model(layers=layers).save_pretrained(folder)
-        build_tokenizer().save_pretrained(folder)
-        folders.append(str(folder))
-    return folders
-
-
 @sampled("method", SHORT, every=3)
-def test_a_file_is_written_and_read_by_its_backbone_alone(llama, tmp_path, capsys, method):
-    out = tmp_path / "new" / "made.json"
-    words = ["calibrate", method, "--backbone", llama[0], "--out", str(out), *options(*SHORT[method])]
+def test_a_file_is_written_and_read_by_its_backbone_alone(text_adapter, tmp_path, capsys, method):
+    out, llama = tmp_path / "new" / "made.json", str(text_adapter.parent / "backbone")
+    words = ["calibrate", method, "--backbone", llama, "--out", str(out), *options(*SHORT[method])]
     assert main(words) == 0
     captured = capsys.readouterr()
     assert f"calibration of {method} written to {out}" in captured.out
     assert "GPU" not in captured.err + captured.out
     content = json.loads(out.read_text())
-    assert (content["method"], content["backbone"]["path"], content["data"]["name"]) == (method, llama[0], "recall")
+    assert (content["method"], content["backbone"]["path"], content["data"]["name"]) == (method, llama, "recall")
     assert "exists; name another file, or pass --overwrite" in refused(capsys, *words)
     answer = ["--prompt", "Code baran amber falcon. " * 20, "--context-length", "60", "--max-new-tokens", "2"]
     evict = evicting(method, "0.5", out)
-    assert f"{method} 0.5" in printed(capsys, "generate", "--backbone", llama[0], *answer, *evict)
-    assert "this backbone is another one" in refused(capsys, "generate", "--backbone", llama[1], *answer, *evict)
+    assert f"{method} 0.5" in printed(capsys, "generate", "--backbone", llama, *answer, *evict)
+    assert "this backbone is another one" in refused(capsys, "generate", "--backbone", TINY, *answer, *evict)
     (tmp_path / "cut.json").write_bytes(out.read_bytes()[:-20])
     cut = evicting(method, "0.5", tmp_path / "cut.json")
-    assert "cut.json: invalid JSON" in refused(capsys, "generate", "--backbone", llama[0], *answer, *cut)
+    assert "cut.json: invalid JSON" in refused(capsys, "generate", "--backbone", llama, *answer, *cut)
 
 
 def test_images_from_a_file(tmp_path, capsys):
@@ -112,11 +98,11 @@ def test_an_adapter_s_file_names_its_backbone(text_adapter, tmp_path, capsys):
     assert "calibrated on whole caches" in refused(capsys, *duo)
 
 
-def test_a_threshold_meets_a_mean_on_the_reader_s_own_prompts(llama, tmp_path, capsys):
-    prompts, out = tmp_path / "dev.jsonl", tmp_path / "made.json"
+def test_a_threshold_meets_a_mean_on_the_reader_s_own_prompts(text_adapter, tmp_path, capsys):
+    prompts, out, llama = tmp_path / "dev.jsonl", tmp_path / "made.json", text_adapter.parent / "backbone"
     texts = [f"Code {name} amber falcon. " * 30 + "What is the code?" for name in ("baran", "kestrel", "polar")]
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
-    words = ["calibrate", "threshold", "--backbone", llama[0], "--out", out, "--data", prompts]
+    words = ["calibrate", "threshold", "--backbone", llama, "--out", out, "--data", prompts]
     said = printed(capsys, *words, *options("eviction=keydiff", "keep=0.4", "window=8", "samples=2"))
     content = json.loads(out.read_text())
     numbers, data = content["numbers"], content["data"]
@@ -125,9 +111,9 @@ def test_a_threshold_meets_a_mean_on_the_reader_s_own_prompts(llama, tmp_path, c
     assert f"keeps {numbers['mean']:.3%} of the entries in scope" in said
     answer = ["--prompt", texts[0], "--max-new-tokens", "1", "--eviction", "keydiff"]
     answer += ["--eviction-keep", f"threshold:{out}"]
-    said = printed(capsys, "generate", "--backbone", llama[0], *answer)
+    said = printed(capsys, "generate", "--backbone", llama, *answer)
     assert f"window=8 mean {numbers['mean']:.4g}" in said
-    assert "this backbone is another one" in refused(capsys, "generate", "--backbone", llama[1], *answer)
+    assert "this backbone is another one" in refused(capsys, "generate", "--backbone", TINY, *answer)
 
 
 @pytest.mark.parametrize(("method", "model", "samples"), [("duo_attention", TINY, 200), ("sparsemm", LLAVA, 50)])
@@ -139,33 +125,6 @@ def test_shipped_files_are_of_the_shipped_models(method, model, samples):
     other = load_family(BackboneConfig(str(TINY if model == LLAVA else LLAVA)))
     with pytest.raises(ValueError, match="this backbone is another one"):
         check_calibration(made, other)
-
-
-X = ["--backbone", str(TINY)]
-REFUSED = [
-    (["nope", *X], "unknown method that is calibrated 'nope'"),
-    (["prefixkv"], "give --adapter DIR, or --backbone PATH"),
-    (["prefixkv", *X, "--option", "samples=0"], "prefixkv samples is 0"),
-    (["prefixkv", *X, "--option", "samples=x"], "prefixkv samples"),
-    (["prefixkv", *X, "--option", "sample=3"], "unknown option of prefixkv 'sample'. Did you mean"),
-    (["prefixkv", *X, "--option", "samples"], "must be written key=value"),
-    (["duo_attention", *X, "--option", "learning_rate=nan"], "duo_attention learning_rate"),
-    (["prefixkv", "--backbone", "nowhere/at/all"], "nowhere/at/all"),
-    (["threshold", *X, "--option", "keep=1"], "threshold keep=1 must lie between 0 and 1"),
-    (["threshold", *X, "--option", "eviction=h2o"], "'h2o' with these settings takes no threshold"),
-    (["threshold", *X, "--option", "eviction_options=chunks=3"], "unknown setting of kvzip 'chunks'"),
-    (["prefixkv", "--backbone", TINY, "--data", "english"], "calibrated on 'recall'"),
-    (["kvzap", "--backbone", TINY, "--data", "no.txt"], "neither 'recall' nor a file"),
-    (["kvzap", *X, "--option", "normalise=1"], "normalise"),
-    (["headkv", "--backbone", LLAVA], "the backbone sees images; use sparsemm"),
-    (["sparsemm", "--backbone", TINY], "the backbone sees none; use headkv"),
-]
-
-
-@pytest.mark.parametrize(("words", "message"), REFUSED)
-def test_wrong_input_is_one_line(tmp_path, capsys, words, message):
-    assert message in refused(capsys, "calibrate", *words, "--out", tmp_path / "made.json")
-    assert not (tmp_path / "made.json").exists()
 
 
 @pytest.fixture(scope="module")
@@ -188,14 +147,8 @@ def test_a_copy_on_axes_answers_alike_and_says_whose_axes_it_has(turned):
     assert (turned / "tokenizer.json").exists()
 
 
-def test_what_axes_refuses(tmp_path, capsys, turned):
+def test_what_axes_refuses(capsys, turned):
     assert refused(capsys, "axes", TINY, turned) == f"{turned} exists; name another folder, or remove it"
-    new, adapter = tmp_path / "new", CHECKPOINTS / "adapters/tiny_lora_only"
-    assert "is an adapter; name its backbone" in refused(capsys, "axes", adapter, new)
-    assert "bfloat16" in refused(capsys, "axes", TINY, new, "--dtype", "bfloat61")
-    assert "--samples is 0" in refused(capsys, "axes", TINY, new, "--samples", 0)
-    assert "check the path" in refused(capsys, "axes", TINY, new, "--data", tmp_path / "missing.txt")
-    assert list(tmp_path.iterdir()) == []
     files = sorted((CHECKPOINTS / "adapters").glob("*/subtoken_config.json"))
     of_tiny = next(path for path in files if json.loads(path.read_text())["backbone"]["path"].endswith("tiny-llama"))
     with pytest.raises(ValueError, match="load the backbone that it names"):

@@ -1,11 +1,9 @@
 """``subtoken-train check``: exact counts, the budget from the ledger, data, and wrong settings in one line."""
 
 import json
-import re
 import socket
 
 import pytest
-import torch
 from PIL import Image
 
 from subtoken_train.datasets.datamodule import InstructionDataModule
@@ -17,18 +15,7 @@ from tests.support.places import RECIPES, ROOT, recipe
 from tests.support.sampling import sampled
 
 LLAVA = ["--config", str(recipe("llava7b_fastv25_s16k4"))]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    """The tiny recipe on a randomly initialised model of the same architecture."""
-    from checkpoints.tiny_llava import build_model, build_processor
-
-    folder = str(tmp_path_factory.mktemp("tiny-llava"))
-    torch.manual_seed(0)
-    build_model().save_pretrained(folder)
-    build_processor().save_pretrained(folder)
-    return ["--config", str(recipe("tiny_fastv25_s16k4")), "--model.backbone.path", folder]
+TINY = ["--config", str(recipe("tiny_fastv25_s16k4"))]
 
 
 @pytest.fixture
@@ -57,8 +44,8 @@ def test_devices_that_share_weights_hold_less_and_4_bit_weights_are_not_shared(c
     assert "use ddp or zero2" in check_refused(capsys, [*argv, "fsdp2", "--model.backbone.quantization", "nf4"])
 
 
-def test_tiny_offline_with_overrides(capsys, no_network, tiny):
-    lines = checked(capsys, [*tiny, "--offline", "--model.routing.selector", "value_norm", "--trainer.max_steps=10"])
+def test_tiny_offline_with_overrides(capsys, no_network):
+    lines = checked(capsys, [*TINY, "--offline", "--model.routing.selector", "value_norm", "--trainer.max_steps=10"])
     assert "trained 24 24,576" in lines  # q and v of 6 layers; a value-norm selector has nothing to train
     assert not any(line.startswith("routers") for line in lines)
     assert "visual 64 16 8,192 2,048 32 15.625 %" in lines
@@ -66,13 +53,13 @@ def test_tiny_offline_with_overrides(capsys, no_network, tiny):
     assert lines[-1].endswith("--trainer.max_steps=10")
 
 
-def test_a_token_only_arm_has_no_anchor(capsys, tiny):
+def test_a_token_only_arm_has_no_anchor(capsys):
     wanted = {"matched anchor: none, this arm routes nothing", "visual region: 96.00 KiB of 384.00 KiB, 25 %"}
-    assert wanted <= set(checked(capsys, [*tiny, "--offline", "--model.routing", "null"]))
+    assert wanted <= set(checked(capsys, [*TINY, "--offline", "--model.routing", "null"]))
 
 
-def test_a_stored_mean_is_counted_and_nothing_dropped_is_nothing_to_fill(capsys, tiny):
-    filled = [*tiny, "--offline", "--model.routing.fill=mean", "--model.routing.kept_groups"]
+def test_a_stored_mean_is_counted_and_nothing_dropped_is_nothing_to_fill(capsys):
+    filled = [*TINY, "--offline", "--model.routing.fill=mean", "--model.routing.kept_groups"]
     lines = checked(capsys, [*filled, "3"])
     assert "routing S16K3 linear, contiguous, per_token budget, fill mean, balance weight 0.01" in lines
     assert "visual 64 16 8,192 2,048 32 15.625 %" in lines  # 16 tokens of 3 groups, and one vector
@@ -80,8 +67,8 @@ def test_a_stored_mean_is_counted_and_nothing_dropped_is_nothing_to_fill(capsys,
     assert "fill 'mean' does nothing where kept_groups = num_groups = 16" in check_refused(capsys, [*filled, "16"])
 
 
-def test_decoder_stage_shows_both_bands_and_why_the_nominal_anchor_fails(capsys, tiny):
-    lines = checked(capsys, [*tiny, "--offline", "--model.reducer.stage", "decoder"])
+def test_decoder_stage_shows_both_bands_and_why_the_nominal_anchor_fails(capsys):
+    lines = checked(capsys, [*TINY, "--offline", "--model.reducer.stage", "decoder"])
     wanted = {f"layers {layers} system 5 5 2,560 2,560 0 100 %" for layers in ("0-1", "2-5")}
     wanted |= {"visual 64 64 32,768 32,768 0 100 %"}
     wanted |= {"matched anchor: 10 of 64 visual tokens, every group (keep_ratio 0.15625), 43.75 %"}
@@ -108,8 +95,8 @@ def data_file(tmp_path):
     return path
 
 
-def test_data_is_read_and_its_first_record_encoded(capsys, tiny, data_file):
-    argv = [*tiny, "--data.train_file", str(data_file), "--data.val_file", str(data_file), "--data.batch_size", "1"]
+def test_data_is_read_and_its_first_record_encoded(capsys, data_file):
+    argv = [*TINY, "--data.train_file", str(data_file), "--data.val_file", str(data_file), "--data.batch_size", "1"]
     lines = checked(capsys, [*argv, "--trainer.accumulate_grad_batches", "2", "--trainer.max_steps", "6"])
     wanted = {f"{data_file}: 5 records", f"{data_file}: 5 records for validation"}
     wanted |= {f"below {data_file.parent}: all 2 images are there"}
@@ -119,18 +106,11 @@ def test_data_is_read_and_its_first_record_encoded(capsys, tiny, data_file):
     assert any(line.startswith("first record 'r0': ") and "64 visual" in line for line in lines)
 
 
-def test_unread_fields_are_said(capsys, tiny, data_file):
-    rows = json.loads(data_file.read_text())
-    data_file.write_text(json.dumps([{**row, "mood": "calm", "source": "x"} for row in rows]))
-    argv = [*tiny, "--data.train_file", str(data_file)]
-    assert "it has 'mood', 'calm': nothing reads it; drop it, or put it into metadata" in check_refused(capsys, argv)
-
-
-def test_absent_videos_are_counted(capsys, tiny, data_file):
+def test_absent_videos_are_counted(capsys, data_file):
     turns = [{"from": "human", "value": "<video>\nhow many 3 ?"}, {"from": "gpt", "value": "2"}]
     data_file.write_text(json.dumps([{"id": i, "videos": [f"clip{i}"], "conversations": turns} for i in range(3)]))
     words = "record '0': llava takes images and no videos"
-    assert words in check_refused(capsys, [*tiny, "--data.train_file", str(data_file)])
+    assert words in check_refused(capsys, [*TINY, "--data.train_file", str(data_file)])
     data = InstructionDataModule(str(data_file))
     data.read()
     with pytest.raises(ValueError, match=r"3 of 3 videos \(folders of frames\) of .*train.json are missing"):
@@ -141,38 +121,13 @@ def test_absent_videos_are_counted(capsys, tiny, data_file):
     assert count_named(data.check_images(Qwen25VLFamily, build_reducer("none"))) == "3 videos"
 
 
-REFUSED = {
-    "routing.num_groups=48": "num_groups=48.*does not divide",
-    "reducer.name=fastvv": r"unknown reducer 'fastvv'\. Did you mean 'fastv'\?",
-    "routing.budget=ranked reducer.keep_ratio=1": "budget 'ranked'.*ranks nothing",
-    "backbone.path=/nowhere/model": "'/nowhere/model'.*config.json",
-    "backbone.max_pixels=10000": "max_pixels=10000.*sizes of its own",
-    "backbone.image_aspect_ratio=pad": "image_aspect_ratio='pad'.*remove image_aspect_ratio",
-    "lora.rank=null": "model.lora.rank is null; give it a value, or leave the key out",
-}
-
-
-def test_wrong_settings(capsys, tiny):
-    for changed, words in REFUSED.items():
-        line = check_refused(capsys, [*tiny, "--offline", *(f"--model.{each}" for each in changed.split())])
-        assert re.search(words, line), line
-
-
-def test_settings_that_fit_would_refuse_are_refused(capsys):
-    argv = ["--config", str(recipe("llama7b_quest25_s8k7")), "--offline"]
-    assert "loaded with 'eager'" in check_refused(capsys, [*argv, "--model.backbone.attention", "eager"])
-    images = ["--model.backbone.path", "llava-hf/llava-1.5-7b-hf", "--model.reducer.name", "fastv"]
-    assert "llava reads images, but data names text without any" in check_refused(capsys, [*argv, *images])
-
-
-RECIPE = ["--config", str(recipe("tiny_fastv25_s16k4"))]
 ANCHOR = ROOT / "checkpoints" / "adapters" / "tiny_fastv25_s16k4_anchor"
 ON_ANCHOR = ["--model.reducer.keep_ratio=0.15625", "--model.reducer.round_up=true", f"--model.stage2.adapter={ANCHOR}"]
 OUTPUT = ["--model.stage2.output_lora={rank: 8, alpha: 16, dropout: 0.05}"]
 
 
 def test_routers_alone(capsys):
-    lines = checked(capsys, [*RECIPE, "--model.stage2.adapter=nowhere", "--offline"])
+    lines = checked(capsys, [*TINY, "--model.stage2.adapter=nowhere", "--offline"])
     assert {"routers (linear) 12 12,384", "trained 12 12,384", "of it stage 1's LoRA 24 24,576"} <= set(lines)
     assert not any(line.startswith("LoRA o_proj") for line in lines)
 
@@ -180,7 +135,7 @@ def test_routers_alone(capsys):
 def test_a_stage_1_folder_is_read_and_gives_the_lora(capsys, data_file):
     """The recipe leaves the LoRA out; the anchor's is rank 8."""
     data = [f"--data.train_file={data_file}", "--data.batch_size=1"]
-    lines = checked(capsys, [*RECIPE, "--model.lora=null", *ON_ANCHOR, *OUTPUT, *data])
+    lines = checked(capsys, [*TINY, "--model.lora=null", *ON_ANCHOR, *OUTPUT, *data])
     assert f"stage 2 on {ANCHOR} (token-only, under the same reducer; its LoRA, as above, is frozen)" in lines
     wanted = {"LoRA rank 8, alpha 16, dropout 0", "o_proj LoRA rank 8, alpha 16, dropout 0.05"}
     assert {*wanted, "LoRA o_proj 12 12,288", "of it stage 1's LoRA 24 24,576"} <= set(lines)
@@ -193,4 +148,4 @@ def test_wrong_pairs(capsys):
         "already has routers (S16K4 linear)": [f"--model.stage2.adapter={ANCHOR.with_name('tiny_fastv25_s16k4')}"],
     }
     for words, extra in wrong.items():
-        assert words in check_refused(capsys, [*RECIPE, *extra])
+        assert words in check_refused(capsys, [*TINY, *extra])

@@ -77,8 +77,7 @@ def test_a_time_that_cannot_be_told_says_why(capsys, records):
         assert words in checked(capsys, of(records, option))
 
 
-def test_texts(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_texts(capsys, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/book.txt").write_text("\n\n".join(f"Fact {i} of it is {'so ' * 90}." for i in range(150)))
     inits(capsys, "mine")

@@ -5,7 +5,7 @@ import yaml
 
 from subtoken_train.cli.compare import arms_of, own_text
 from subtoken_train.cli.main import main
-from tests.support.commands import refused
+from tests.support.commands import printed, refused
 from tests.support.places import ROOT
 
 RECIPE = {
@@ -68,8 +68,7 @@ def test_what_cannot_be_compared_is_said_in_one_line(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_from_own_texts_to_a_table_and_a_sentence(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_from_own_texts_to_a_table_and_a_sentence(tmp_path, capsys):
     (tmp_path / "texts").mkdir()
     for name in ("memory", "evaluation", "resume", "launch", "tasks", "serving", "speed", "budgets", "python"):
         (tmp_path / f"texts/{name}.md").write_text((ROOT / f"docs/{name}.md").read_text())
@@ -78,8 +77,7 @@ def test_from_own_texts_to_a_table_and_a_sentence(tmp_path, monkeypatch, capsys)
     assert main(["fit", "--config", "texts_subtoken/texts.yaml", *few]) == 0
     assert main(["fit", "--config", "texts_subtoken/texts_anchor.yaml", *few]) == 0
     capsys.readouterr()
-    assert main(["compare", "runs/texts", "--contexts", "2"]) == 0
-    said = capsys.readouterr().out
+    said = printed(capsys, "compare", "runs/texts", "--contexts", "2")
     assert "the text's loss decides: in 21." in said.splitlines()[-1]  # the embedded model reads no facts in words
     assert "% of the compressed text's bytes trained has" in said.splitlines()[-1]
     assert "int8" not in said.splitlines()[-1]  # which takes more bytes
@@ -93,9 +91,10 @@ def test_from_own_texts_to_a_table_and_a_sentence(tmp_path, monkeypatch, capsys)
     assert main(["compare", "runs/texts", "--contexts", "2"]) == 0  # a second run answers nothing anew
 
 
-def test_a_model_alone_is_compared_with_its_full_cache(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["compare", str(ROOT / "checkpoints/tiny-llama"), "--contexts", "1", "--out", "out"]) == 0
+def test_a_model_alone_is_compared_with_its_full_cache(tmp_path, capsys):
+    assert main(["compare", str(ROOT / "checkpoints/tiny-llama"), "--contexts", "1", "--out", "run/compare"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert " % of the facts and is level with full (+0.00 [+0.00, +0.00], paired, 4 samples): take " in last
-    assert len(list((tmp_path / "out").glob("*/facts/manifest.json"))) == 5
+    assert len(list((tmp_path / "run/compare").glob("*/facts/manifest.json"))) == 5
+    assert main(["report", "run"]) == 0
+    assert " written to run/compare/report\n" in capsys.readouterr().out

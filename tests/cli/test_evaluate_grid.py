@@ -59,24 +59,6 @@ def test_the_mini_suite(tmp_path, monkeypatch):
     assert all(len(read_samples(out / cell)) == 2 for cell in cells)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--tasks", "popp", "--adapter", ROUTED, "--out", "x"), "unknown task 'popp'. Did you mean 'pope'"),
-        (("--tasks", "recall", "--out", "x"), "give --adapter DIR, or --backbone PATH"),
-        (("--suite", "mini", "--out", "x", "--adapter", ROUTED), "--adapter does not apply to --suite"),
-        (("--config", "nowhere.yaml", "--kv-dtype", "int8"), "--kv-dtype does not apply to --config"),
-        (("--config", "nowhere.yaml"), "nowhere.yaml is not a file"),
-        (("--data", "x.json", "--anchors", "none", "--adapter", ROUTED), "--anchors does not apply to --data"),
-        (("--tasks", "recall", "--max-new-tokens", "3", "--out", "x"), "--max-new-tokens does not apply to --tasks"),
-    ],
-)
-def test_mistakes_are_one_line(capsys, tmp_path, monkeypatch, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    assert message in refused(capsys, "evaluate", *arguments)
-    assert list(tmp_path.iterdir()) in ([], [tmp_path / "x"])
-
-
 @pytest.mark.slow
 def test_two_processes_of_torchrun(root, tmp_path):
     """Both answer, the first prints the table, and nobody waits for the other when the work is done."""

@@ -17,7 +17,7 @@ from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.datasets.scene_files import write_scenes
 from subtoken_train.training.checkpoints import Marker, begin, seal
 from subtoken_train.training.trained_tensors import shapes_of
-from tests.support.commands import refused
+from tests.support.commands import printed, refused
 from tests.support.helpers import make_batch, save_backbone
 from tests.support.places import recipe
 from tests.support.run_folders import adapter_tensors, same_tensors
@@ -115,8 +115,7 @@ def test_a_run_gives_its_adapter_else_its_newest_checkpoint(run, tmp_path, capsy
 @sampled("kind", ["run", "second"], every=2)
 def test_merged_weights_give_the_same_logits(request, kind, tmp_path, capsys):
     run, out = request.getfixturevalue(kind), tmp_path / "merged"
-    assert main(["export", str(run), str(out), "--merge-lora"]) == 0
-    assert f"merged checkpoint: {out}" in capsys.readouterr().out
+    assert f"merged checkpoint: {out}" in printed(capsys, "export", str(run), str(out), "--merge-lora")
     assert not (out / "adapter_config.json").exists()
     moved = tmp_path / "elsewhere"
     out.rename(moved)

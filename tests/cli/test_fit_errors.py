@@ -48,28 +48,6 @@ def test_mistakes_in_a_recipe(capsys, tmp_path, old, new, message):
     assert message in refused(capsys, tmp_path, config=tmp_path / "mine.yaml")
 
 
-VISIONZIP = "--model.reducer.name visionzip --model.reducer.layer 2"
-IN_OPTIONS = {
-    "--max_steps=3": "unknown option '--max_steps'. Did you mean '--trainer.max_steps'?",
-    "--zzz 3": "unknown option '--zzz'. 'subtoken-train recipes show tiny_fastv25_s16k4' prints a",
-    "--model.optimizer.router_learning_rate abc": "model.optimizer.router_learning_rate is 'abc'; it must",
-    "--model.routing false": "model.routing is 'false'; it must be a group of keys or null",
-    "--model.reducer fastv": "model.reducer is 'fastv'; it must be a group of keys",
-    "--model.routing.features norm": "model.routing.features is 'norm'; it must be a list in brackets",
-    "--model.reducer.window 9": "unknown option '--model.reducer.window'. Allowed in model.reducer:",
-    VISIONZIP: "unknown option '--model.reducer.layer'. Allowed in model.reducer: keep_ratio, matches, name, round_up",
-    "--data.batch_size": "--data.batch_size needs a value",
-    "--overwrite=maybe": "overwrite is 'maybe'; it must be true or false",
-    "more": "unexpected argument 'more'; options start with --",
-    "a.yaml": "unexpected argument 'a.yaml'; a recipe is passed as --config a.yaml",
-}
-
-
-@pytest.mark.parametrize("argv", IN_OPTIONS)
-def test_mistakes_in_options(capsys, tmp_path, argv):
-    assert IN_OPTIONS[argv] in refused(capsys, tmp_path, *argv.split())
-
-
 NO_KEYS = "has no keys; a recipe has the groups model, data and trainer"
 NO_RECIPE = {
     "syntax": (b"model: [1, 2\ndata: 3\n", "line 2, column 5: invalid YAML (expected ',' or ']', but got ':')"),
@@ -86,11 +64,6 @@ def test_files_that_are_no_recipe(capsys, tmp_path, content, message):
     line = refused(capsys, tmp_path, config=path)
     assert line.startswith(str(path))
     assert message in line
-
-
-def test_no_recipe_at_all(capsys):
-    said = commands.refused(capsys, "fit", "--trainer.max_steps", "3")
-    assert "no recipe is given; pass one with --config" in said
 
 
 def test_a_group_that_there_is_not_is_named(capsys, tmp_path):
@@ -213,42 +186,20 @@ def test_groups_that_are_off_and_many_differences(tmp_path):
 
 
 STARTED = "training would start here"
-VALUES = {
-    "seed_everything": "-1 false 99999999999",
-    "model.lora.rank": "0 1000000",
-    "model.lora.dropout": ".nan 1",
-    "model.reducer.keep_ratio": f"{10**400} .nan 1.5",
-    "model.reducer.layer": "0 99",
-    "model.routing.balance_weight": ".nan -.inf",
-    "model.optimizer.learning_rate": ".inf -1",
-    "model.optimizer.weight_decay": "-1 .nan",
-    "data.batch_size": "0 99999999999",
-    "data.num_workers": "-1 100000",
-    "data.max_length": "0 99999999999",
-    "trainer.max_steps": "-5 0",
-    "trainer.accumulate_grad_batches": "0 -2",
-    "trainer.gradient_clip_val": ".nan -1",
-    "trainer.limit_train_batches": "0 1.5 .nan",
-    "trainer.val_check_interval": "0 2.5",
-    "trainer.devices": "0 -3 [0] [0,0] x",
-    "trainer.strategy": "dddp zero2",
-}
-OTHERS = """
-    output_dir.x=1 model=5 model.reducer=[] model.unknown={} model.lora.rank= model.lora.alpha=0 data=[1]
-    model.backbone.max_pixels=-1 model.reducer.window=-1 model.reducer.page_size=0 model.routing.kept_groups=0
-    model.routing.seed=-1 model.optimizer.router_learning_rate=.nan model.optimizer.warmup_steps=-3
-    model.optimizer.final_fraction=2 data.val_batch_size=0 data.seed=-1 checkpoint.every_n_train_steps=0
-    checkpoint.keep_last=-1 trainer.max_epochs=0 trainer.min_steps=-1 trainer.max_time=soon
-    trainer.gradient_clip_algorithm=mean trainer.limit_val_batches=-1 trainer.check_val_every_n_epoch=0
-    trainer.num_sanity_val_steps=-2 trainer.log_every_n_steps=-1 trainer.num_nodes=0
-    trainer.precision=transformer-engine trainer.accelerator=cpuu trainer.profiler=fast
-    trainer.enable_checkpointing=false trainer.barebones=true early_stopping.monitor=val/loss
-    private push_to_hub=no/such/name
+VALUES = """
+    model.lora.rank=1000000 model.reducer.keep_ratio=.nan model.reducer.layer=99 data.max_length=0
+    data.max_length=99999999999 data.batch_size=99999999999 data.num_workers=100000 trainer.limit_train_batches=0
+    trainer.val_check_interval=2.5 trainer.devices=[0] trainer.devices=[0,0] trainer.strategy=zero2
+    model.backbone.max_pixels=-1 model.reducer.window=-1 model.reducer.page_size=0 model.routing.seed=-1
+    model.optimizer.router_learning_rate=.nan data.val_batch_size=0 trainer.max_epochs=0 trainer.min_steps=-1
+    trainer.max_time=soon trainer.limit_val_batches=-1 trainer.num_sanity_val_steps=-2 trainer.profiler=fast
+    trainer.precision=transformer-engine trainer.enable_checkpointing=false trainer.barebones=true
+    early_stopping.monitor=val/loss private push_to_hub=no/such/name
 """
+"""What the drawn recipes of tests/hostile do not try."""
 GROUPS = ["early_stopping={monitor: eval/accuracy, patience: 0}", "evaluation={data: nowhere.json, limit: 0}"]
 GROUPS += ["evaluation={data: nowhere.json}"]
-REFUSED = [f"--{key}={value}" for key, values in VALUES.items() for value in values.split()]
-REFUSED += [f"--{each}" for each in (*OTHERS.split(), *GROUPS)]
+REFUSED = [f"--{each}" for each in (*VALUES.split(), *GROUPS)]
 
 
 def stopped(*args, **settings):
@@ -257,7 +208,6 @@ def stopped(*args, **settings):
 
 @pytest.fixture
 def tiny_argv(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Trainer, "fit", stopped)
     turns = [{"from": "human", "value": "is"}, {"from": "gpt", "value": "7"}]
     (tmp_path / "records.json").write_text(json.dumps([{"conversations": turns}] * 64))

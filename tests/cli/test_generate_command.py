@@ -82,24 +82,6 @@ def test_a_forgotten_image_is_one_line_of_warning(vlm_adapter, text_adapter, cap
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        (["--max-new-tokens", "0"], "--max-new-tokens 0 must be at least 1"),
-        (["--temperature", "-1"], "--temperature -1.0 must be 0 (greedy) or more"),
-        (["--show-layers", "0"], "--show-layers needs --show FILE"),
-        (["--show", "a.png"], "--show draws the visual tokens of one image, and 0 are given"),
-        (["--show", "a.gif", "--image", "a"], "--show a.gif must end in .png"),
-        (["--image", "nowhere.png"], "image nowhere.png does not exist; check the path"),
-        (["--eviction-keep", "0.5"], "--eviction-keep, --eviction-every, --eviction-option and --scope need"),
-        (["--eviction", "first"], "--eviction first needs --eviction-keep, for instance 0.1, 256tokens or 20MB"),
-        (["--reducer", "fastv"], "--reducer and --keep-ratio go together"),
-    ],
-)
-def test_mistakes_that_need_no_model(capsys, dummy_evictions, vlm_adapter, argv, words):
-    assert words in refused(capsys, "generate", "--adapter", vlm_adapter, "--prompt", "hi", *argv)
-
-
 def test_mistakes_that_the_model_finds(capsys, dummy_evictions, vlm_adapter, text_adapter, picture, tmp_path):
     corrupt, hi, image = tmp_path / "corrupt.png", ["--prompt", "hi"], ["--image", picture]
     corrupt.write_bytes(b"\x89PNG\r\n\x1a\n nothing")
@@ -291,21 +273,3 @@ def test_mistakes_name_their_line(vlm_adapter, tmp_path, capsys, line, words):
     prompts = write(tmp_path / "p.jsonl", {"id": "a", "prompt": "hi"}, line)
     assert words in stopped(capsys, vlm_adapter, prompts, tmp_path / "out.jsonl")
     assert not (tmp_path / "out.jsonl.records").exists()
-
-
-BOTH = "--prompts p.jsonl --output o.jsonl"
-FILES_REFUSED = {
-    "--prompts p.jsonl": "--prompts needs --output FILE.jsonl beside --prompts FILE.jsonl",
-    "--output o.jsonl": "--output needs --prompts FILE.jsonl beside --output FILE.jsonl",
-    "--batch-size 2 --prompt x": "--batch-size needs --prompts FILE.jsonl",
-    "--prompts p.jsonl --output o.txt": "--output o.txt must end in .jsonl",
-    "--prompts p.jsonl --output ./p.jsonl": "is the file of the prompts; name another",
-    f"{BOTH} --prompt x": "--prompt is for a single prompt",
-    "--prompts none.jsonl --output o.jsonl": "none.jsonl is missing or cannot be read",
-    "": "give --prompt TEXT, or --prompts FILE.jsonl with --output FILE.jsonl",
-}
-
-
-@pytest.mark.parametrize("argv", FILES_REFUSED)
-def test_mistakes_of_options(vlm_adapter, capsys, argv):
-    assert FILES_REFUSED[argv] in refused(capsys, "generate", "--adapter", vlm_adapter, *argv.split())

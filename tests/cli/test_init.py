@@ -17,11 +17,6 @@ from tests.support.training_memory import save_language_model
 SPLITS = ("train", "dev", "test")
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 def rows_of(out, suffix="json"):
     texts = {split: (out / f"{split}.{suffix}").read_text() for split in SPLITS}
     read = json.loads if suffix == "json" else lambda text: list(map(json.loads, text.splitlines()))
@@ -145,7 +140,7 @@ def test_runs_that_are_there_are_trained_anew(tmp_path, capsys):
     own_images(tmp_path / "mine")
     (tmp_path / "runs/mine").mkdir(parents=True)
     lines = inits(capsys, "mine", "--seed", 3)
-    assert "runs/mine may have been trained on other data: train both again, with --overwrite as below" in lines
+    assert "runs/mine may have been trained on other data: train both again, with --overwrite" in lines
     commands = [line for line in lines if line.startswith("  ")]
     assert [line.endswith(" --overwrite") for line in commands] == [True, True, True, False, False]
 
@@ -207,8 +202,7 @@ def test_texts_are_cut_at_paragraphs(tmp_path, capsys, end):
     assert min(len(rows[split]) for split in SPLITS) >= 2
 
 
-def test_short_chats_for_a_model_with_a_template(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+def test_short_chats_for_a_model_with_a_template(tmp_path, capsys):
     save_language_model(tmp_path / "model", tokenizer=byte_level(CHATML))
     lines = inits(capsys, ROOT / "data/samples/chats", "--backbone", "model")
     band = yaml.safe_load((tmp_path / "chats_subtoken/chats.yaml").read_text())["data"]
@@ -222,9 +216,8 @@ def test_short_chats_for_a_model_with_a_template(tmp_path, capsys, monkeypatch):
     assert re.search(r"system +masked .*Answer from the text alone.*\n +context +masked", capsys.readouterr().out)
 
 
-def test_a_system_text_that_is_not_learnt_is_judged_by_how_the_backbone_learns(tmp_path, capsys, monkeypatch):
+def test_a_system_text_that_is_not_learnt_is_judged_by_how_the_backbone_learns(tmp_path, capsys):
     """In a template neither it nor a question is learnt; as a document all would be."""
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     save_language_model(tmp_path / "chat", tokenizer=byte_level(CHATML))
     (tmp_path / "mine").mkdir()
     told = {"role": "system", "content": "Be brief.", "loss": False}

@@ -12,9 +12,8 @@ from tests.support.run_folders import conversations, own_images, pictures, table
 
 
 @pytest.fixture(autouse=True)
-def untouched(tmp_path, monkeypatch):
+def untouched(tmp_path):
     """Nothing is written but what a test writes itself."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
     yield
     assert [path.name for path in tmp_path.iterdir() if path.name not in ("mine", "secret.png")] == []

@@ -2,20 +2,18 @@
 
 import json
 import re
+import shutil
 
 import pytest
 import torch
 import yaml
-from transformers import LlamaConfig
 
-from checkpoints.tiny_llama import build_tokenizer
 from checkpoints.tiny_llava import build_processor
 from subtoken_train.cli.preview import sample_lines
 from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.types import Batch, Region
-from tests.support.commands import printed, refused
-from tests.support.places import recipe
-from tests.support.sampling import sampled
+from tests.support.commands import printed
+from tests.support.places import ROOT, recipe
 
 TINY = ["--config", str(recipe("tiny_fastv25_s16k4")), "--data.val_file", "null"]
 
@@ -25,23 +23,6 @@ def scenes(tmp_path):
     """The embedded VLM's recipe on four scenes."""
     write_scene_split(tmp_path / "scenes", "train", 4, seed=0)
     return [*TINY, "--data.train_file", str(tmp_path / "scenes/train.json"), "--data.batch_size", "2"]
-
-
-@pytest.fixture
-def language_model(tmp_path):
-    """A recipe for a tiny Llama that has a tokenizer and a configuration, and no weights."""
-    tokenizer = build_tokenizer()
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    LlamaConfig(vocab_size=len(tokenizer), **sizes).save_pretrained(tmp_path / "llama")
-    tokenizer.save_pretrained(tmp_path / "llama")
-
-    def write(data):
-        model = {"backbone": {"path": str(tmp_path / "llama")}, "reducer": {"name": "quest", "keep_ratio": 0.5}}
-        content = {"model": model, "data": data, "trainer": {"max_steps": 3}}
-        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(content))
-        return ["--config", str(tmp_path / "recipe.yaml")]
-
-    return write
 
 
 def shown(capsys, argv):
@@ -61,28 +42,16 @@ def test_a_scene_as_the_loss_sees_it(scenes, capsys):
     assert re.search(r"  query    masked +\d+  .* ASSISTANT:\n  answer   trained +\d+  .* </s>\n", out)
 
 
-def test_a_corpus_is_shown_without_packing_it(language_model, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+def test_a_corpus_is_shown_without_packing_it_and_without_weights(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("subtoken_train.datasets.corpus.packed_blocks", None)
+    shutil.copytree(ROOT / "checkpoints/tiny-llama", "llama", ignore=shutil.ignore_patterns("*.safetensors"))
     (tmp_path / "text.jsonl").write_text(json.dumps({"text": "the module is imported " * 200}))
-    lengths = {"block_length": 96, "context_length": 64, "prefix_tokens": 8}
-    out = shown(capsys, language_model({"train": {"name": str(tmp_path / "text.jsonl")}, **lengths}))
+    model = {"backbone": {"path": "llama"}, "reducer": {"name": "quest", "keep_ratio": 0.5}}
+    blocks = {"train": {"name": "text.jsonl"}, "block_length": 96, "context_length": 64, "prefix_tokens": 8}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"model": model, "data": blocks, "trainer": {"max_steps": 3}}))
+    out = shown(capsys, ["--config", "mine.yaml"])
     shown_blocks = re.findall(r"'block (\d)': 96 tokens \(64 context, 8 query, 24 answer\), 24 trained", out)
     assert shown_blocks == ["0", "1", "2"]
-
-
-@sampled(
-    ("extra", "message"),
-    [
-        (["--data.max_length", "40"], "its images and their question end at token"),
-        (["--count", "0"], "--count 0 must be at least 1"),
-        (["--count"], "argument --count: expected one argument"),
-        (["--data.train_file", "nowhere.json"], "nowhere.json does not exist"),
-    ],
-    every=2,
-)
-def test_what_fit_refuses_is_refused(scenes, capsys, extra, message):
-    assert message in refused(capsys, "preview", *scenes, *extra, reports=True)
 
 
 def test_a_sample_without_a_trained_token_is_warned_about():

@@ -114,7 +114,6 @@ POPEN = {"class_path": "subprocess.Popen", "init_args": {"args": "touch SUNG", "
 @pytest.fixture
 def sung(tmp_path, monkeypatch):
     """The file that stands once any of it has run; the current folder holds the canary module."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     song = "import pathlib\npathlib.Path('SUNG').touch()\nclass Bird:\n    pass\ndef sing(*a, **k):\n    pass\n"
     (tmp_path / f"{CANARY}.py").write_text(song)
@@ -178,42 +177,20 @@ def test_nothing_that_a_recipe_names_runs(capsys, tmp_path, sung, key, value):
     assert_refused(capsys, CHECK, sung)
 
 
-SWEEP = ["sweep", "--dry-run", "--config", "recipe.yaml", "--set"]
-OPTIONS = [
-    [*CHECK, "--trainer.strategy=recipe_canary.Bird"],
-    [*CHECK, "--trainer.strategy.class_path=recipe_canary.Bird"],
-    [*CHECK, "--trainer.strategy", "{class_path: subprocess.Popen, init_args: {args: touch SUNG, shell: true}}"],
-    [*CHECK, "--trainer.callbacks+=recipe_canary.Bird"],
-    [*CHECK, "--trainer.callbacks=[{class_path: recipe_canary.Bird}]"],
-    [*CHECK, "--trainer.logger.help=recipe_canary.Bird"],
-    [*CHECK, "--trainer", "hostile.yaml"],
-    [*CHECK, "--model.lora.class_path=recipe_canary.Bird"],
-    [*CHECK, "--print_config", "--trainer.profiler=recipe_canary.Bird"],
-    [*CHECK, "-chostile.yaml"],
-    [*CHECK, "--allow-code", "--trainer.strategy=recipe_canary.Bird"],
-    [*SWEEP, "trainer.strategy=auto,{class_path: recipe_canary.Bird}"],
-]
+LINES = (
+    "preview --config recipe.yaml", "fit --config recipe.yaml --resume", "fit --config recipe.yaml --overwrite",
+    "export . OUT", "sweep --dry-run --config recipe.yaml --set seed_everything=1,2",
+    *(f"check --offline --config recipe.yaml {option}" for option in (
+        f"--trainer.strategy={SINGER}", f"--trainer.callbacks+={SINGER}", f"--trainer.logger.help={SINGER}",
+        "--trainer hostile.yaml", f"--model.lora.class_path={SINGER}", f"--print_config --trainer.profiler={SINGER}",
+    )),
+)  # fmt: skip
+"""Commands that read a recipe with a class in its callbacks, and options that name one."""
 
 
-@pytest.mark.parametrize("argv", OPTIONS, ids=" ".join)
-def test_nothing_that_an_option_names_runs(capsys, tmp_path, sung, argv):
-    hostile_file(tmp_path)
-    assert_refused(capsys, argv, sung)
-
-
-PARSING = {
-    "check": CHECK,
-    "preview": ["preview", "--config", "recipe.yaml"],
-    "sweep": [*SWEEP, "seed_everything=1,2"],
-    "resume": ["fit", "--config", "recipe.yaml", "--resume"],
-    "overwrite": ["fit", "--config", "recipe.yaml", "--overwrite"],
-    "export": ["export", ".", "OUT"],
-}
-
-
-@pytest.mark.parametrize("command", PARSING.values(), ids=PARSING)
-def test_every_command_that_reads_a_recipe(capsys, tmp_path, sung, command):
-    hostile_file(tmp_path, "trainer.callbacks", [BIRD])
+@pytest.mark.parametrize("line", LINES)
+def test_nothing_that_a_command_line_names_runs(capsys, tmp_path, sung, line):
+    hostile_file(tmp_path, *(() if line.startswith("check") else ("trainer.callbacks", [BIRD])))
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "subtoken_config.json").write_text("{}")
-    assert_refused(capsys, command, sung)
+    assert_refused(capsys, line.split(), sung)

@@ -163,13 +163,12 @@ def test_runs_add_up():
     assert added([one, RunPlan("?", None)]).work == "1 of 2 runs, others not known"
 
 
-def test_a_table_has_its_sum_and_its_queue(capsys, tmp_path, monkeypatch):
+def test_a_table_has_its_sum_and_its_queue(capsys, tmp_path):
     """Stage 2 comes with the run that it starts from, and waits for it; the others are the array."""
-    monkeypatch.chdir(tmp_path)
     arms = "".join(f"  - adapter: runs/llava7b_fastv25_s16k4{end}/adapter\n" for end in ("", "_anchor", "_stage2"))
     (tmp_path / "grid.yaml").write_text(f"out: o\ntasks: [pope]\narms:\n{arms}")
     said = printed(capsys, "sweep", "--grid", "grid.yaml", "--dry-run", "--price", "2")
-    runs = [plan_of_recipe(RecipeCLI(["--config", name])) for name in said_configs(said)]
+    runs = [plan_of_recipe(RecipeCLI(["--config", name])) for name in re.findall(r"fit --config (\S+)", said)]
     hours = [sum(run.flops) / 2 / H100 / UTILISATION / 3600 for run in runs]
     assert len(hours) == 4
     assert f"about {sum(hours):.0f} hours ± 10 % of one H100" in said
@@ -179,10 +178,6 @@ def test_a_table_has_its_sum_and_its_queue(capsys, tmp_path, monkeypatch):
     script = printed(capsys, "sweep", "--grid", "grid.yaml", "--slurm")
     assert "#SBATCH --array=0-2\n" in script
     assert f"#  --slurm    {queue}; 1 more" in script
-
-
-def said_configs(said: str) -> list[str]:
-    return re.findall(r"fit --config (\S+)", said)
 
 
 def test_a_price_is_a_number_and_needs_hours(capsys):
@@ -212,8 +207,7 @@ def test_show_keeps_stdout_for_the_recipe(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_an_evaluation_says_what_its_prompts_need(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_an_evaluation_says_what_its_prompts_need(capsys, tmp_path):
     arm = "{backbone: llava-hf/llava-1.5-7b-hf, reducer: fastv, keep_ratio: [1, 0.25]}"
     (tmp_path / "grid.yaml").write_text(f"out: o\nlimit: 100\ntasks: [pope]\narms: [{arm}]\n")
     said = printed(capsys, "evaluate", "--config", "grid.yaml", "--check", "--price", "1000")

@@ -1,6 +1,5 @@
 """``subtoken-train serve``: mistakes are words before anything is loaded, and the command answers until SIGTERM."""
 
-import importlib.util
 import os
 import re
 import signal
@@ -13,30 +12,10 @@ import openai
 import pytest
 
 from subtoken_train.cli.main import main
-from subtoken_train.errors import pip_line
 from tests.support.commands import refused
 from tests.support.places import ROOT
 
 MODEL = ["--backbone", "checkpoints/tiny-llama"]
-
-
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        (["--queue", "0"], "--queue 0 must be at least 1"),
-        (["--timeout", "0"], "--timeout is 0.0; it must be 1 to 86,400"),
-        (["--contexts", "nowhere"], "--contexts nowhere is not a folder"),
-        (["--allow-eviction", "knrm"], "unknown eviction of --allow-eviction 'knrm'. Did you mean 'knorm'?"),
-        (["--allow-keep", "0.1,0.5"], "--allow-keep needs --allow-eviction NAMES"),
-        (["--allow-eviction", "knorm", "--allow-keep", "0.5"], "--allow-keep 0.5 must be two shares"),
-        (["--max-body", "20"], "--max-body 20 must be bytes, for instance 20MB"),
-        (["--contexts-per-key"], "--contexts-per-key needs --api-key-file FILE"),
-        (["--allow-origin", "example.org/x"], "--allow-origin example.org/x must be an origin, as https://example.org"),
-    ],
-)
-def test_mistakes_before_anything_is_loaded(capsys, monkeypatch, argv, words):
-    monkeypatch.setattr("subtoken_train.inference.pool.load_family", lambda *args: pytest.fail("weights were read"))
-    assert words in refused(capsys, "serve", *MODEL, *argv)
 
 
 def test_a_port_in_use_and_a_key_that_no_header_holds(capsys, tmp_path):
@@ -46,14 +25,6 @@ def test_a_port_in_use_and_a_key_that_no_header_holds(capsys, tmp_path):
     (tmp_path / "key").write_text("a\nb\x01\n")
     said = refused(capsys, "serve", *MODEL, "--api-key-file", tmp_path / "key")
     assert "must hold keys of visible ASCII, one a line" in said
-    assert "give --adapter DIR, or --backbone PATH" in refused(capsys, "serve")
-
-
-def test_without_starlette(capsys, monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: None if name == "starlette" else find(name))
-    words = "needs starlette, which is not installed: " + pip_line("serve")
-    assert words in refused(capsys, "serve", *MODEL)
 
 
 def test_kernels_are_compiled_before_it_says_that_it_serves(capsys, monkeypatch, tmp_path):

@@ -20,6 +20,7 @@ from subtoken_train.inference.text_prompts import encode_messages
 from subtoken_train.types import Region
 from tests.support.chats import CHATML, IM, LLAMA2, MARKED, THINKING, byte_level, published
 from tests.support.places import ROOT, real_folder
+from tests.support.refusals import refuses
 
 LIMITS = ChatLimits(length=400, context=300, asking=24)
 END = "<|im_end|>"
@@ -123,13 +124,11 @@ def test_a_form_that_is_not_asked_in_is_told(short):
     data._rehearsed_family = family()
     with pytest.raises(ValueError, match=r"data\.prefix_tokens is 0, and the prompt of a chat must ask"):
         next(CorpusDataModule(short, **{**settings, "prefix_tokens": 0}).samples(family(), 1))
-    with pytest.raises(ValueError, match="reads none"):
-        data.setup("fit")
+    refuses("reads none", data.setup, "fit")
     texts = CorpusDataModule(replace(short, documents="rows", column="messages"), **settings, as_asked=True)
     texts._rehearsed_family = family()
     texts._raw_train = [{"messages": "x"}]
-    with pytest.raises(ValueError, match=r"data\.as_asked and data\.chat_template_kwargs are for chats"):
-        texts._check_form()
+    refuses(r"data\.as_asked and data\.chat_template_kwargs are for chats", texts._check_form)
 
 
 @pytest.mark.parametrize(
@@ -146,8 +145,7 @@ def test_what_cannot_be_trained_is_named(row, template, words):
     if words is None:
         assert len(sample_of(row, template).input_ids) == LIMITS.length
         return
-    with pytest.raises(ValueError, match=f"^chat 1: .*{words}"):
-        sample_of(row, template)
+    refuses(f"^chat 1: .*{words}", sample_of, row, template)
 
 
 @pytest.fixture

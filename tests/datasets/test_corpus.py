@@ -11,18 +11,14 @@ from datasets import Dataset
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from subtoken_train.datasets.corpus import (
-    CorpusSource,
-    iterate_blocks,
-    iterate_documents,
-    load_rows,
-    packed_blocks,
-)
+from subtoken_train.datasets.corpus import CorpusSource, iterate_blocks, iterate_documents, load_rows, packed_blocks
 from subtoken_train.datasets.text_batches import TextSample, collate_text, padding_id
 from subtoken_train.types import Region
 from tests.support.places import ROOT
+from tests.support.refusals import refuses
 
 BOS, EOS = 1, 2
+P, C, Q, A = Region.PADDING, Region.CONTEXT, Region.QUERY, Region.ANSWER
 
 
 def write_jsonl(path, texts, column="text"):
@@ -59,16 +55,14 @@ def test_blocks_are_the_stream_of_documents_and_ends(byte_tokenizer, bos, texts,
 
 def test_many_documents_are_tokenised_together_without_losing_any(byte_tokenizer):
     texts = [f"document {i}" for i in range(700)]
-    blocks = list(iterate_blocks(texts, byte_tokenizer(), 16))
-    joined = [i for block in blocks for i in block[1:]]
+    joined = [i for block in iterate_blocks(texts, byte_tokenizer(), 16) for i in block[1:]]
     assert joined == stream(texts, byte_tokenizer())[: len(joined)]
 
 
 def test_wikitext_lines_become_articles():
     lines = [" \n", " = A = \n", " \n", " text \n", " = not a title = \n", " \n", " = = Section = = \n", " \n"]
     lines += [" = B ( film ) = \n", " \n", " end \n"]
-    source = CorpusSource("x", documents="wikitext")
-    articles = documents([{"text": line} for line in lines], source)
+    articles = documents([{"text": line} for line in lines], CorpusSource("x", documents="wikitext"))
     assert articles == ["".join(lines[1:8]), "".join(lines[8:])]
 
 
@@ -131,19 +125,16 @@ def test_a_text_that_is_weighed_or_not_learnt_is_refused(tmp_path, cache):
         path.write_text("".join(json.dumps(row) + "\n" for row in given))
         rows = iterate_documents(load_rows(source), source)
         assert next(rows) == "a"
-        with pytest.raises(ValueError, match=f"a.jsonl, document 2: {words}"):
-            next(rows)
+        refuses(f"a.jsonl, document 2: {words}", next, rows)
 
 
 def test_errors_of_sources_and_tokenizers(tmp_path, cache, byte_tokenizer):
     tokenizer = byte_tokenizer()
     tokenizer.eos_token = None
-    with pytest.raises(ValueError, match="no EOS token"):
-        list(iterate_blocks(["a"], tokenizer, 8))
+    refuses("no EOS token", lambda: list(iterate_blocks(["a"], tokenizer, 8)))
     for pad, eos, found in ((0, 2, 0), (None, 2, 2)):
         assert padding_id(SimpleNamespace(pad_token_id=pad, eos_token_id=eos)) == found
-    with pytest.raises(ValueError, match="neither a pad nor an EOS token"):
-        padding_id(SimpleNamespace(pad_token_id=None, eos_token_id=None))
+    refuses("neither a pad nor an EOS token", lambda: padding_id(SimpleNamespace(pad_token_id=None, eos_token_id=None)))
     source = write_jsonl(tmp_path / "a.jsonl", ["x"])
     with pytest.raises(ValueError, match=r"a.jsonl has no column 'body'; its columns are text, n"):
         load_rows(CorpusSource(source.name, column="body"))
@@ -152,8 +143,7 @@ def test_errors_of_sources_and_tokenizers(tmp_path, cache, byte_tokenizer):
     with pytest.raises(ValueError, match=r"a.jsonl is a file: it has no config, and its only split is train"):
         load_rows(CorpusSource(source.name, split="test"))
     (tmp_path / "bad.jsonl").write_text("{nonsense")
-    with pytest.raises(ValueError, match=r"bad.jsonl cannot be read as json"):
-        load_rows(CorpusSource(str(tmp_path / "bad.jsonl")))
+    refuses(r"bad.jsonl cannot be read as json", lambda: load_rows(CorpusSource(str(tmp_path / "bad.jsonl"))))
     with pytest.raises(ValueError, match=r"data set 'nobody/nothing' cannot be loaded .* give a Hub id, or a file"):
         load_rows(CorpusSource("nobody/nothing"))
 
@@ -164,11 +154,7 @@ def test_too_little_text(tmp_path, cache, byte_tokenizer, texts, tokens):
     source = CorpusSource(str(tmp_path / "a.parquet"))
     message = rf"a.parquet \(train\) has {tokens} tokens, fewer than one block of block_length 8; lower block_length"
     for _ in range(2):
-        with pytest.raises(ValueError, match=message):
-            packed_blocks(load_rows(source), source, byte_tokenizer(), 8)
-
-
-P, C, Q, A = Region.PADDING, Region.CONTEXT, Region.QUERY, Region.ANSWER
+        refuses(message, lambda: packed_blocks(load_rows(source), source, byte_tokenizer(), 8))
 
 
 def test_context_query_answer_and_padding():

@@ -207,12 +207,6 @@ def corpus(source, **options):
     return CorpusDataModule(source, **{**LENGTHS, "batch_size": 2, **options})
 
 
-@pytest.fixture
-def reader(byte_tokenizer):
-    """Makes a module whose tokenizer is one of bytes."""
-    return lambda: Recorder(SimpleNamespace(tokenizer=byte_tokenizer()))
-
-
 @pytest.mark.parametrize(
     ("prefix_tokens", "regions", "first_label", "rank"), [(3, (8, 3, 5), 11, 10), (0, (8, 8, 0), 8, 15)]
 )
@@ -233,9 +227,9 @@ def test_blocks_become_context_prefix_and_what_is_predicted(
 
 
 @sampled(("batches", "accumulate"), [(2, 1), (6, 1), (9, 1), (4, 2)], every=2)
-def test_a_resumed_corpus_goes_on_where_it_was(source, reader, tmp_path, batches, accumulate):
+def test_a_resumed_corpus_goes_on_where_it_was(source, byte_tokenizer, tmp_path, batches, accumulate):
     limits = {"max_steps": 14 // accumulate, "max_epochs": -1, "accumulate_grad_batches": accumulate}
-    unbroken, resumed = reader(), reader()
+    unbroken, resumed = (Recorder(SimpleNamespace(tokenizer=byte_tokenizer())) for _ in range(2))
     data = corpus(source, val=source, val_batch_size=4)
     fit(unbroken, data, SaveAt("batch", batches, tmp_path / "a.ckpt"), **limits)
     fit(resumed, corpus(source), checkpoint=tmp_path / "a.ckpt", **limits)

@@ -11,6 +11,7 @@ from subtoken_train.datasets.own_data import look_into, read_texts
 from subtoken_train.datasets.question_table import read_own_table
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.documents import text_problem
+from tests.support.refusals import refuses
 
 BLANK = {
     "": "is empty",
@@ -48,10 +49,8 @@ def test_of_a_record(tmp_path, cache, text, form, place):
     path.write_text(json.dumps(form("hi", "yes")) + "\n" + json.dumps({"id": "b", **form(*said)}))
     what = ("a question", "an answer")[place]
     words = re.escape(f"{path}, record 'b': message {place + 1}, {what}, {BLANK[text]}")
-    with pytest.raises(ValueError, match=words):
-        InstructionRecords(path)
-    with pytest.raises(ValueError, match=words):
-        load_rows(CorpusSource(str(path), documents="conversations"))
+    refuses(words, InstructionRecords, path)
+    refuses(words, lambda: load_rows(CorpusSource(str(path), documents="conversations")))
 
 
 def test_an_image_alone_is_a_question_and_what_is_left_out_may_be_empty(tmp_path):
@@ -81,14 +80,12 @@ def test_of_a_corpus_and_of_text_files(tmp_path, cache, text):
     source = CorpusSource(str(path))
     rows = iterate_documents(load_rows(source), source)
     assert next(rows) == "one"
-    with pytest.raises(ValueError, match=re.escape(f"{path}, document 4: it {BLANK[text]}; fix it, or drop it")):
-        next(rows)
+    refuses(re.escape(f"{path}, document 4: it {BLANK[text]}; fix it, or drop it"), next, rows)
     path.unlink()
     (tmp_path / "a.txt").write_text("a text")
     (tmp_path / "b.txt").write_text(text)
     if text != "\ufeff":  # a byte-order mark alone is an empty file
-        with pytest.raises(ValueError, match=r"b.txt holds (no|a NUL)"):
-            read_texts(look_into(tmp_path))
+        refuses(r"b.txt holds (no|a NUL)", lambda: read_texts(look_into(tmp_path)))
 
 
 def asked(text, answer="a cat", **fields):
@@ -123,13 +120,11 @@ SPELT = {
 @pytest.mark.parametrize("as_document", [False, True])
 def test_a_medium_spelt_in_a_text_is_refused(text, as_document):
     words = rf"^r: a text holds '{re.escape(SPELT[text])}.*, a medium that nothing would read; name it in image, images"
-    with pytest.raises(ValueError, match=words):
-        checked_record(asked(text), "r", as_document)
+    refuses(words, lambda: checked_record(asked(text), "r", as_document))
 
 
 def test_marks_of_videos_and_of_other_models_and_in_answers():
-    with pytest.raises(ValueError, match="a text holds '<video>', a medium"):
-        checked_record(asked("<video>\nwhat ?"), "r")
+    refuses("a text holds '<video>', a medium", lambda: checked_record(asked("<video>\nwhat ?"), "r"))
     for text in ("<video>\nwhat ?", "<image><image>\nwhat ?"):
         checked_record(asked(text), "r", as_document=True)  # marks are text to a language model
     with pytest.raises(ValueError, match=r"a text holds '<img>out.png</img>'"):
@@ -159,8 +154,7 @@ TEXTS = [
 
 @pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
 def test_what_is_about_media_stays_text(text):
-    made = checked_record(asked(text), "r")
-    assert made["conversations"][0]["value"] == text
+    assert checked_record(asked(text), "r")["conversations"][0]["value"] == text
 
 
 LINKS = [
@@ -181,8 +175,7 @@ def test_a_text_that_names_a_file_of_the_folder_is_refused(tmp_path, cache, text
     path.write_text("\n".join(json.dumps(asked(each)) for each in ("hi", "![](logo.png) ../c.png", text)))
     words = re.escape(f"{path}, record '2': a text names 'i/")
     for read in (InstructionRecords, lambda path: load_rows(CorpusSource(str(path), documents="conversations"))):
-        with pytest.raises(ValueError, match=words):
-            read(path)
+        refuses(words, read, path)
     path.write_text(json.dumps(asked(f"<image> {text}", image="i/c.JPG")))  # it has a picture, of which it speaks
     assert len(InstructionRecords(path)) == 1
 
@@ -193,5 +186,4 @@ def test_what_is_numbered_out_of_order_is_refused(numbered):
     talk = [{"role": "user", "content": parts if numbered == "parts" else "a"}, {"role": "assistant", "content": "b"}]
     if numbered == "messages":
         talk = [{**turn, "turn": 2 - place} for place, turn in enumerate(talk)]
-    with pytest.raises(ValueError, match="not in the order of their"):
-        checked_record({"messages": talk}, "r")
+    refuses("not in the order of their", checked_record, {"messages": talk}, "r")

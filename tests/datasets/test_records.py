@@ -15,6 +15,7 @@ from subtoken_train.datasets.corpus import CorpusSource, iterate_documents, load
 from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.types import Turn
+from tests.support.refusals import refuses
 
 
 def talk(*values: str) -> list[dict[str, str]]:
@@ -61,21 +62,17 @@ def test_what_gpt_says_first_and_nobody_answers_last_is_left_out(tmp_path):
 @pytest.mark.parametrize(("name", "text"), [("a.json", "[]"), ("a.jsonl", "\n")])
 def test_an_empty_file_is_refused(tmp_path, name, text):
     (tmp_path / name).write_text(text)
-    with pytest.raises(ValueError, match="holds no record"):
-        InstructionRecords(tmp_path / name)
-    with pytest.raises(ValueError, match="does not exist; get it: subtoken-train data scenes"):
-        InstructionRecords("data/scenes/none.json")
+    refuses("holds no record", lambda: InstructionRecords(tmp_path / name))
+    refuses("does not exist; get it: subtoken-train data scenes", InstructionRecords, "data/scenes/none.json")
 
 
 def test_a_missing_or_broken_image_is_named_with_its_record(tmp_path):
-    with pytest.raises(ValueError, match=r"record 'x': image .*none.jpg does not exist; check image_folder"):
-        open_image(tmp_path / "none.jpg", "x")
+    refuses(r"record 'x': image .*none.jpg does not exist; check image_folder", open_image, tmp_path / "none.jpg", "x")
     Image.new("P", (3, 2)).save(tmp_path / "cover.gif")  # another suffix stands in for a missing image
     assert (open_image(tmp_path / "cover.jpg", "x").mode, open_image(tmp_path / "cover.jpg").size) == ("RGB", (3, 2))
     Image.new("RGB", (64, 64), (1, 2, 3)).save(tmp_path / "cut.jpg")
     (tmp_path / "cut.jpg").write_bytes((tmp_path / "cut.jpg").read_bytes()[:400])
-    with pytest.raises(ValueError, match=r"record 'x': image .*cut.jpg cannot be read"):
-        open_image(tmp_path / "cut.jpg", "x")
+    refuses(r"record 'x': image .*cut.jpg cannot be read", lambda: open_image(tmp_path / "cut.jpg", "x"))
 
 
 @pytest.fixture
@@ -98,23 +95,20 @@ def test_a_changed_file_is_indexed_anew_and_refused_while_in_use(large):
     write(large.parent, ROWS[:2])
     assert len(InstructionRecords(large)) == 2
     assert (len(old), old[2].turns) == (3, [Turn("line\u2028separator", "fine")])  # of what it opened
-    with pytest.raises(ValueError, match="was changed while it was in use; start again"):
-        pickle.loads(pickle.dumps(old))
+    refuses("was changed while it was in use; start again", lambda: pickle.loads(pickle.dumps(old)))
 
 
 def test_a_cut_cache_is_named(large, cache):
     InstructionRecords(large)
     (path,) = cache.rglob("*.arrow")
     path.write_bytes(path.read_bytes()[:40])
-    with pytest.raises(ValueError, match=f"rows kept below {cache} cannot be read .*; delete {cache}/generator"):
-        InstructionRecords(large)
+    refuses(f"rows kept below {cache} cannot be read .*; delete {cache}/generator", InstructionRecords, large)
 
 
 @pytest.mark.parametrize("number", [errno.ENOTSUP, errno.ENOLCK])
 def test_a_cache_that_cannot_be_locked_is_named(large, cache, monkeypatch, number):
     monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(number, os.strerror(number))))
-    with pytest.raises(ValueError, match=f"{cache} takes no locks; export HF_DATASETS_CACHE="):
-        InstructionRecords(large)
+    refuses(f"{cache} takes no locks; export HF_DATASETS_CACHE=", InstructionRecords, large)
 
 
 def test_a_record_set_that_is_sent_to_a_process_carries_no_record(large):
@@ -158,9 +152,7 @@ SAME = {
     "a part with a file's URL": {"messages": said(("user", [{"image_url": "file://a.jpg"}, PARTS[1]]), ANSWER)},
     "parts without a type": {"messages": said(("user", [{"image": "a.jpg"}, {"text": "what ?"}]), ANSWER)},
     "a text among the parts": {"conversations": said(("human", [PARTS[0], "what ?"]), ("gpt", "a 7"))},
-    "OpenAI's newer parts": {
-        "messages": said(("user", NEWER), ("assistant", [{"type": "output_text", "text": "a 7"}]))
-    },
+    "OpenAI's new parts": {"messages": said(("user", NEWER), ("assistant", [{"type": "output_text", "text": "a 7"}]))},
     "columns of both forms": {
         "images": ["a.jpg"],
         "messages": [{**turn, "from": None, "value": None} for turn in ASKED],
@@ -204,8 +196,7 @@ def test_a_language_model_reads_conversations_as_documents(tmp_path, cache):
         (LLAVA, "it has images, which a language model does"),
     ):
         path.write_text(json.dumps({"messages": talk}) + "\n" + json.dumps(row))
-        with pytest.raises(ValueError, match=f"record '1': {words}"):
-            load_rows(source)
+        refuses(f"record '1': {words}", load_rows, source)
     path.write_text(json.dumps({"messages": talk}) + "\n")
     documents = list(iterate_documents(load_rows(source), source))
     assert documents == ["USER: hi ASSISTANT: yes\nUSER: sure ? ASSISTANT: no"]

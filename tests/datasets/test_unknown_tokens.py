@@ -22,12 +22,6 @@ from tests.support.training_memory import RECIPE
 WORDS, PIECES = resource("checkpoints/tiny-llava"), resource("checkpoints/tiny-llama")
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    """Of whole words; it knows its own alone."""
-    return AutoTokenizer.from_pretrained(WORDS)
-
-
 @pytest.fixture
 def own(tmp_path):
     """A new user's own data: three records in words that no scene has."""
@@ -39,7 +33,8 @@ def own(tmp_path):
     return path
 
 
-def test_one_percent_is_said_and_more_is_a_warning(tokenizer):
+def test_one_percent_is_said_and_more_is_a_warning():
+    tokenizer = AutoTokenizer.from_pretrained(WORDS)  # of whole words; it knows its own alone
     assert say_unknown(AutoTokenizer.from_pretrained(PIECES), SomeTexts(["a ☃"], 1), "data") is None  # knows all
     known = "is " * 99
     with warnings.catch_warnings():

@@ -1,6 +1,5 @@
 """Addresses that a server cannot have are refused in words; so is everything that the command finds before it loads."""
 
-import importlib.util
 import os
 import signal
 import socket
@@ -11,8 +10,6 @@ from types import SimpleNamespace
 import pytest
 
 from subtoken_train.demo.local_server import check_address, serve, served
-from subtoken_train.errors import pip_line
-from tests.support.commands import refused
 
 ADAPTER = ["--adapter", "checkpoints/adapters/tiny_fastv25_s16k4"]
 
@@ -115,19 +112,3 @@ def test_sigterm_ends_it_as_ctrl_c_does(monkeypatch):
         serve(None, "127.0.0.1", 45678, lambda url: os.kill(os.getpid(), signal.SIGTERM))
     assert ended == ["127.0.0.1"]
     assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_the_command_without_gradio(capsys, monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: None if name == "gradio" else find(name))
-    assert "not installed: " + pip_line("demo") in refused(capsys, "demo", *ADAPTER)
-
-
-def test_mistakes_before_anything_is_loaded(capsys, monkeypatch, taken):
-    monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: name)
-    monkeypatch.setattr("subtoken_train.inference.pool.load_family", lambda *args: pytest.fail("weights were read"))
-    assert "name an adapter (--adapter DIR), or a backbone" in refused(capsys, "demo")
-    assert "--port is 70,000; it must be 1 to 65,535" in refused(capsys, "demo", *ADAPTER, "--port", "70000")
-    assert f"--port {taken} of 127.0.0.1 is in use" in refused(capsys, "demo", *ADAPTER, "--port", str(taken))
-    assert "nowhere is not an adapter folder" in refused(capsys, "demo", "--adapter", "nowhere")
-    assert "Did you mean '--anchor'?" in refused(capsys, "demo", *ADAPTER, "--ancor", "x")

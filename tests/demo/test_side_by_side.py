@@ -24,6 +24,7 @@ from subtoken_train.demo.side_by_side import SideBySide
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.resources import resource
 from subtoken_train.types import LayerPlan, Plan, Region
+from tests.support.places import real_folder
 
 ROUTED = str(resource("checkpoints/adapters/tiny_fastv25_s16k4"))
 ANCHOR = f"{ROUTED}_anchor"
@@ -192,26 +193,35 @@ def test_pictures_follow_the_layer(answers):
     assert night[0, 0].max() < 50 < drawn[1][0, 0].min()
 
 
+@pytest.mark.slow
+def test_the_first_text_tells_the_caches_apart():
+    spoken = SideBySide(backbone=str(real_folder("smollm2")), device="cpu").ask(
+        TEXT, QUESTION, "kvzip", "0.25", raw=True
+    )
+    assert [text.split()[0] for text in last_words(spoken).values()] == ["cello", "cello", "role"]
+
+
 @pytest.mark.filterwarnings("ignore:eviction 'kvzip' runs further rows")
 def test_a_text_is_compressed_before_its_question_is_seen(readers):
     spoken = list(readers.ask(TEXT, QUESTION, "kvzip", "0.2", "int8"))
-    whole, compressed = (each.answer for each in spoken if each.answer)
-    assert (whole.title, whole.method) == ("backbone", "-")
-    assert (compressed.title, compressed.method) == ("compressed", "kvzip 0.2 int8")
-    for answer, settings in (
-        (whole, {}),
-        (compressed, {"eviction": "kvzip", "eviction_keep": 0.2, "kv_dtype": "int8"}),
-    ):
+    whole, compressed, rival = answers = [each.answer for each in spoken if each.answer]
+    small = {"eviction_keep": 0.2, "kv_dtype": "int8"}
+    sides = {"backbone -": {}} | {
+        f"{title} {name} 0.2 int8": {"eviction": name, **small}
+        for title, name in (("compressed", "kvzip"), ("SnapKV", "snapkv"))
+    }
+    assert [f"{answer.title} {answer.method}" for answer in answers] == list(sides)
+    for place, (answer, settings) in enumerate(zip(answers, sides.values(), strict=True)):
         alone = SubTokenModel.from_pretrained("checkpoints/tiny-llama", **settings)
-        place = [whole, compressed].index(answer)
         assert last_words(spoken)[place] == alone.ask(TEXT, [QUESTION])[0]
         assert answer.report.realised_fraction == alone.cache_report().realised_fraction
         assert answer.tokens > 0
+    assert rival.report.total_bytes == pytest.approx(compressed.report.total_bytes, rel=0.001)
     assert compressed.report.total_bytes < whole.report.total_bytes / 3
 
 
 def test_words_of_a_text_say_how_many_heads_keep_them(readers):
-    whole, compressed = (each.answer for each in readers.ask(TEXT, QUESTION, "kvzip", "0.2") if each.answer)
+    whole, compressed, _ = (each.answer for each in readers.ask(TEXT, QUESTION, "kvzip", "0.2") if each.answer)
     for answer in (whole, compressed):
         words = token_words(answer, 0)
         assert TEXT.strip() in "".join(piece for piece, _ in words)

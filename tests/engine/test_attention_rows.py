@@ -13,6 +13,8 @@ from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
+P, S, V, Q, A = (int(r) for r in (Region.PADDING, Region.SYSTEM, Region.VISUAL, Region.QUERY, Region.ANSWER))
+SAMPLES = [(20, 4, 3), (11, 3, 2), (5, 2, 0)]
 
 
 @pytest.fixture(params=["multi_head", "grouped_query"])
@@ -37,15 +39,14 @@ def full_attention(family, batch):
     return torch.stack(output.attentions).mean(2)
 
 
-def row_of(family, batch, layer, row_B):
-    visible = batch.regions_BN != Region.PADDING
-    positions = family.positions(batch)
+def attended(read, family, batch, layer, rows):
+    """What ``row_attention`` or ``region_attention`` reads in a layer of a batch."""
+    visible, positions = batch.regions_BN != Region.PADDING, family.positions(batch)
     below = family.run_layers(family.embed(batch), visible, positions, stop=layer)
-    return row_attention(family, layer, below, visible, positions, row_B)
+    return read(family, layer, below, visible, positions, rows)
 
 
 @sampled("pad_left", [False, True], every=2)
-@torch.no_grad()
 def test_equals_eager_attention(family, pad_left):
     """For rows at the start, in the middle and at the end of every sample, in every layer."""
     batch = make_batch(MIXED, pad_left)
@@ -54,23 +55,15 @@ def test_equals_eager_attention(family, pad_left):
     for layer in range(4):
         for share in (0.0, 0.4, 1.0):
             row_B = torch.stack([rows[int(share * (len(rows) - 1))] for rows in real])
-            row = row_of(family, batch, layer, row_B)
+            row = attended(row_attention, family, batch, layer, row_B)
             expected = full[layer][torch.arange(3), row_B]
             assert row.dtype == torch.float32
             assert torch.allclose(row, expected, atol=1e-5)
     assert expected.std() > 0.01  # far from uniform, so that a wrong head or position shows
 
 
-def region_of(family, batch, layer, region_BN):
-    visible = batch.regions_BN != Region.PADDING
-    positions = family.positions(batch)
-    below = family.run_layers(family.embed(batch), visible, positions, stop=layer)
-    return region_attention(family, layer, below, visible, positions, region_BN)
-
-
 @sampled("pad_left", [False, True], every=4)
 @sampled("block", [3, 32], every=2)
-@torch.no_grad()
 def test_a_region_is_the_mean_of_its_rows(family, pad_left, block, monkeypatch):
     """Against the full matrix, for regions of different sizes, some of more rows than a block holds."""
     monkeypatch.setattr(rows_module, "ROW_BLOCK", block)
@@ -80,22 +73,18 @@ def test_a_region_is_the_mean_of_its_rows(family, pad_left, block, monkeypatch):
     assert sorted(region_BN.sum(-1).tolist()) == [5, 7, 10]
     for layer in range(4):
         expected = torch.stack([full[layer][i, region_BN[i]].mean(0) for i in range(3)])
-        assert torch.allclose(region_of(family, batch, layer, region_BN), expected, atol=1e-5)
+        assert torch.allclose(attended(region_attention, family, batch, layer, region_BN), expected, atol=1e-5)
 
 
-@torch.no_grad()
 def test_an_empty_region_is_zeros_and_leaves_the_others_alone(family):
     batch = make_batch(MIXED)
     region_BN = batch.regions_BN == Region.QUERY
-    whole = region_of(family, batch, 1, region_BN)
+    whole = attended(region_attention, family, batch, 1, region_BN)
     region_BN[1] = False
-    found = region_of(family, batch, 1, region_BN)
+    found = attended(region_attention, family, batch, 1, region_BN)
     assert not found[1].any()
     assert torch.allclose(found[[0, 2]], whole[[0, 2]], atol=1e-6)
-    assert not region_of(family, batch, 1, torch.zeros_like(region_BN)).any()
-
-
-P, S, V, Q, A = (int(r) for r in (Region.PADDING, Region.SYSTEM, Region.VISUAL, Region.QUERY, Region.ANSWER))
+    assert not attended(region_attention, family, batch, 1, torch.zeros_like(region_BN)).any()
 
 
 def test_tokens_are_read_before_answers_and_at_the_end():
@@ -112,9 +101,6 @@ def test_what_follows_stands_where_it_did():
     keep = torch.tensor([[1, 1, 0, 1, 0], [0, 0, 1, 0, 1]]).bool()
     assert rows.take(keep, pad_left=True)[0].next_position.tolist() == [[5], [3]]
     assert rows.take(keep, pad_left=False, policy="renumber")[0].next_position.tolist() == [[3], [2]]
-
-
-SAMPLES = [(20, 4, 3), (11, 3, 2), (5, 2, 0)]
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +134,6 @@ def masked(text, batch, sinks, recent):
 
 @pytest.mark.parametrize("pad_left", [False, True])
 @pytest.mark.parametrize(("alpha", "sinks", "recent"), [(1.0, 2, 4), (0.0, 2, 4), (0.0, 0, 1), (0.0, 3, 1000)])
-@torch.no_grad()
 def test_the_ends_are_masked_models(text, pad_left, alpha, sinks, recent):
     batch = text_batch(SAMPLES, pad_left)
     hidden, visible = hidden_of(text, batch, torch.full((2, 2), alpha), sinks, recent)
@@ -156,7 +141,6 @@ def test_the_ends_are_masked_models(text, pad_left, alpha, sinks, recent):
     torch.testing.assert_close(hidden[visible], expected[visible], atol=1e-5, rtol=1e-4)
 
 
-@torch.no_grad()
 def test_a_head_is_mixed_by_its_own_alpha(text):
     """What the first layer hands to its output projection: query heads 0 and 1 read key-value head 0."""
     batch, heard = text_batch(SAMPLES), []

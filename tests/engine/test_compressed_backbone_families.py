@@ -51,7 +51,6 @@ def hf_logits(family, batch):
 
 @pytest.mark.parametrize("reducer", ["fastv", "visionzip"])
 @pytest.mark.parametrize("pad_left", [False, True])
-@torch.no_grad()
 def test_neutral_settings_are_the_backbone_bit_for_bit(family, batches, pad_left, reducer):
     batch = batches(pad_left=pad_left)
     expected = hf_logits(family, batch)
@@ -62,7 +61,6 @@ def test_neutral_settings_are_the_backbone_bit_for_bit(family, batches, pad_left
 
 @pytest.mark.parametrize("reduction", REDUCTIONS, ids=lambda r: "-".join(r.values()))
 @pytest.mark.parametrize("pad_left", [False, True])
-@torch.no_grad()
 def test_forced_gather_with_everything_kept(kind, family, batches, pad_left, reduction):
     """VisionZip too: without a class token (LLaVA has one) and with nothing to merge it is the identity."""
     if (kind, reduction["name"]) == ("llava", "visionzip"):
@@ -74,19 +72,9 @@ def test_forced_gather_with_everything_kept(kind, family, batches, pad_left, red
     assert (backbone.logits(result)[real] - hf_logits(family, batch)[real]).abs().max() < 1e-5
 
 
-@pytest.fixture
-def qwen():
-    return qwen_family()
-
-
-@pytest.fixture
-def qwen_files(tmp_path):
-    return qwen_records(tmp_path)
-
-
-@torch.no_grad()
-def test_fastv_ranks_by_the_attention_of_the_mrope_decoder(qwen, qwen_files):
-    batch = qwen_batch(qwen, qwen_files, pad_left=True)
+def test_fastv_ranks_by_the_attention_of_the_mrope_decoder(tmp_path):
+    qwen = qwen_family()
+    batch = qwen_batch(qwen, qwen_records(tmp_path), pad_left=True)
     visible, positions = batch.regions_BN != Region.PADDING, qwen.positions(batch)
     qwen.model.set_attn_implementation("eager")
     full = qwen.decoder(
@@ -106,16 +94,10 @@ def test_fastv_ranks_by_the_attention_of_the_mrope_decoder(qwen, qwen_files):
     assert row.std() > 0.01
 
 
-@pytest.fixture
-def onevision():
-    return onevision_family()
-
-
 @pytest.mark.parametrize("pictures", [1, 2], ids=["video", "video-and-image"])
-@torch.no_grad()
-def test_prompts_with_videos_are_the_backbone(onevision, pictures):
+def test_prompts_with_videos_are_the_backbone(pictures):
     """A video alone bit for bit; beside an image the tower runs once, transformers' twice."""
-    video = Video(tuple(noise(30, 44, seed) for seed in range(3)))
+    onevision, video = onevision_family(), Video(tuple(noise(30, 44, seed) for seed in range(3)))
     given = inputs_of(onevision, "what moves?", [video, noise(20, 30)][:pictures])
     batch = batch_from_inputs(onevision, given["input_ids"], given["attention_mask"].bool(), given, None)
     expected = onevision.model(**given, use_cache=False).logits

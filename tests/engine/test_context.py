@@ -11,6 +11,7 @@ from subtoken_train.functional.objective import answer_loss, predicting_rows
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Region
 from tests.support.helpers import compress, gqa_family, make_batch
+from tests.support.refusals import refusing
 from tests.support.sampling import sampled
 from tests.support.text_families import KINDS, NAMED, text_batch, text_family
 
@@ -71,7 +72,6 @@ def naive_logits(backbone, batch, result):
 
 @sampled("kind", KINDS, every=4)
 @pytest.mark.parametrize("pad_left", [False, True])
-@torch.no_grad()
 def test_neutral_settings_are_the_backbone_bit_for_bit(kind, pad_left):
     family, batch = text_family(kind), text_batch(MIXED, pad_left)
     expected = hf_logits(family, batch)
@@ -85,7 +85,6 @@ def test_neutral_settings_are_the_backbone_bit_for_bit(kind, pad_left):
 
 @sampled("kind", KINDS, every=4)
 @pytest.mark.parametrize("pad_left", [False, True])
-@torch.no_grad()
 def test_forced_split_with_everything_kept(kind, pad_left):
     family, batch = text_family(kind), text_batch(MIXED, pad_left)
     expected = hf_logits(family, batch)
@@ -97,7 +96,6 @@ def test_forced_split_with_everything_kept(kind, pad_left):
 
 
 @pytest.mark.parametrize("kind", NAMED)
-@torch.no_grad()
 def test_split_equals_a_plain_loop(kind):
     batch = text_batch([(24, 6, 5)])
     backbone = compress(text_family(kind), ROUTED, **QUEST)
@@ -105,7 +103,6 @@ def test_split_equals_a_plain_loop(kind):
     torch.testing.assert_close(backbone.logits(result), naive_logits(backbone, batch, result), rtol=1e-4, atol=1e-5)
 
 
-@torch.no_grad()
 def test_nothing_after_the_prefix_changes_what_came_before():
     """Pages, summary and logits of the prefix reading depend on no predicted token."""
     batch, backbone = text_batch(MIXED), compress(text_family(), ROUTED, **QUEST)
@@ -125,16 +122,10 @@ REFUSED = [
     (lambda: compress(text_family(attn_implementation="eager"), **QUEST), "loaded with 'eager'; set model.backbone"),
     (lambda: compress(text_family()).run(make_batch([(1, 9)])), "llama is a language model and takes no images"),
 ]
-
-
-@pytest.mark.parametrize(("call", "words"), REFUSED)
-def test_what_does_not_fit_is_refused(call, words):
-    with pytest.raises(ValueError, match=words):
-        call()
+test_what_does_not_fit_is_refused = refusing(REFUSED)
 
 
 SHORT = [(0, 9, 6), (0, 3, 4)]
-CONTEXT_REDUCERS = ["quest", "compactor", "expected_attention", "kvzip"]
 
 
 def trained_loss(backbone, batch):
@@ -146,7 +137,7 @@ def trained_loss(backbone, batch):
     return loss.item(), {name: p.grad.clone() for name, p in backbone.named_parameters() if p.requires_grad}
 
 
-@pytest.mark.parametrize("name", CONTEXT_REDUCERS)
+@pytest.mark.parametrize("name", ["quest", "compactor", "expected_attention", "kvzip"])
 def test_samples_with_and_without_a_context_are_trained_together_as_each_alone(name):
     family = text_family()
     add_lora(family, LoraSettings(dropout=0.0))
@@ -159,7 +150,6 @@ def test_samples_with_and_without_a_context_are_trained_together_as_each_alone(n
         torch.testing.assert_close(gradient, sum(each[parameter] for _, each in alone), rtol=1e-4, atol=1e-5)
 
 
-@torch.no_grad()
 def test_samples_without_a_context_are_trained_whole():
     family, batch = text_family(), text_batch(SHORT)
     backbone = compress(family, ROUTED, **QUEST)

@@ -16,6 +16,7 @@ from subtoken_train.inference.prompt_inputs import batch_from_inputs
 from subtoken_train.types import Identity
 from tests.support.generation_cells import CELL, PLAIN
 from tests.support.helpers import compress
+from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 from tests.support.truth_cells import REDUCERS as LEVELS
@@ -109,8 +110,7 @@ def late():
 def test_an_answer_that_turns_nan(late, settings):
     model, ids = late
     given = {"do_sample": False, **settings, "eos_token_id": None, "pad_token_id": 0}
-    with pytest.raises(ValueError, match=LATE):
-        model.generate(input_ids=ids, max_new_tokens=6, **given)
+    refuses(LATE, lambda: model.generate(input_ids=ids, max_new_tokens=6, **given))
     assert model.generate(input_ids=ids, max_new_tokens=1, **given).shape == (1, 21), "it serves the next call"
 
 
@@ -119,11 +119,9 @@ def test_an_answer_that_turns_nan_in_a_batch_and_a_text_that_is_scored(late):
     batch = batch_from_inputs(model.backbone.family, ids, torch.ones_like(ids).bool(), {}, None)
     backbone = model.backbone
     found = generate_batch(backbone, batch, max_new_tokens=3)[0]
-    with pytest.raises(ValueError, match=LATE):
-        generate_batch(backbone, batch, max_new_tokens=4)
+    refuses(LATE, generate_batch, backbone, batch, max_new_tokens=4)
     bad = found.token_ids[2]
-    with pytest.raises(ValueError, match="infinite numbers for a text that is scored"):
-        score_batch(backbone, batch, [[[5, bad, 6]]])
+    refuses("infinite numbers for a text that is scored", score_batch, backbone, batch, [[[5, bad, 6]]])
     assert math.isfinite(score_batch(backbone, batch, [[[5, 6, bad]]])[0].logprobs[0]), "its last token is only read"
 
 
@@ -139,8 +137,7 @@ def test_calibrations(name):
 def test_what_counts_as_a_number():
     logits_BV = torch.tensor([[1.0, -math.inf], [math.nan, 0], [math.inf, 0], [-math.inf, -math.inf]])
     assert broken_rows(logits_BV).tolist() == [False, True, True, True]
-    with pytest.raises(ValueError, match=r"for 'b', computing in float32"):
-        check_logits(logits_BV, "abcd")
+    refuses(r"for 'b', computing in float32", check_logits, logits_BV, "abcd")
     check_logits(logits_BV[:1], "a")
     assert [bool(are_finite(torch.tensor(x))) for x in ([], [1.0, 2.0], [1.0, math.nan], [-math.inf])] == [
         True,

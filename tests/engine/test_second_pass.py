@@ -74,7 +74,6 @@ def release_scores(family, ids, value_norm=False):
 @pytest.mark.parametrize("value_norm", [False, True])
 @pytest.mark.parametrize("pad_left", [False, True])
 @pytest.mark.parametrize("block", [7, 1024])
-@torch.no_grad()
 def test_scores_are_the_releases(monkeypatch, block, pad_left, value_norm):
     """GQA, a batch of unequal contexts padded on either side, rows in blocks that divide nothing."""
     monkeypatch.setattr(module, "BLOCK", block)
@@ -90,7 +89,6 @@ def test_scores_are_the_releases(monkeypatch, block, pad_left, value_norm):
             assert torch.allclose(ours[i][:, real], theirs, atol=1e-5)
 
 
-@torch.no_grad()
 def test_a_question_is_the_task_where_there_is_one():
     """Only samples that end with their context are scored by the second pass, in one batch with others."""
     backbone = backbone_for("llama")
@@ -177,14 +175,12 @@ def chunk_scores(backbone, batch, method, monkeypatch):
             passes.append(self)
 
     monkeypatch.setattr("subtoken_train.inference.prefill.EvictionPass", Noting)
-    cache = PackedCache(backbone.family.shape.num_layers)
-    prefill(backbone, batch, cache, Compression(method, 0.5))
+    prefill(backbone, batch, PackedCache(backbone.family.shape.num_layers), Compression(method, 0.5))
     return [passes[0].scores[layer].scores_BhN for layer in sorted(passes[0].scores)]
 
 
 @pytest.mark.parametrize("pad_left", [False, True])
 @pytest.mark.parametrize(("chunk", "sinks", "block"), [(2048, 4, 7), (7, 4, 1024), (7, 0, 5), (30, 1, 1024)])
-@torch.no_grad()
 def test_scores_are_those_of_a_plain_model(monkeypatch, chunk, sinks, block, pad_left):
     """GQA, a batch of unequal contexts padded on either side, chunks that divide nothing, rows in blocks."""
     monkeypatch.setattr(module, "BLOCK", block)
@@ -200,15 +196,13 @@ def test_scores_are_those_of_a_plain_model(monkeypatch, chunk, sinks, block, pad
 
 
 @pytest.mark.parametrize("name", ["llama", "llava_gqa", "qwen2_5_vl"])
-@torch.no_grad()
 def test_rows_of_a_task(name):
     """Embeddings of the text and the context's own; positions go on after the prompt and keep an image's grid."""
     backbone = backbone_of({**PLAIN_CELL, "family": name})
     family, batch = backbone.family, prompts(family_of(name), "three", pad_left=False)
     use_packed_attention(family.decoder.config)
     result = backbone.run(batch, cache=DynamicCache(config=family.decoder.config), pad_left=True)
-    plans = KVzip(chunk=10).tasks(batch.regions_BN)
-    for plan in plans:
+    for plan in KVzip(chunk=10).tasks(batch.regions_BN):
         task = rows_of_task(family, result, plan)
         assert task.rows_BS.sum(-1).tolist() == task_tokens(family, plan, batch.regions_BN).tolist()
         assert (task.position[..., task.rows_BS] >= result.rows.next_position.amin()).all()
@@ -225,7 +219,6 @@ def test_rows_of_a_task(name):
 
 
 @pytest.mark.parametrize(("template", "system"), [(CHATML, 6), (CHATML, 0), (None, 6)])
-@torch.no_grad()
 def test_a_chat_template_opens_what_is_repeated(template, system):
     """Where a prompt has the template's beginning; after a raw one, and without a template, a newline does."""
     family = text_family(layers=1, vocab_size=400)
@@ -238,9 +231,7 @@ def test_a_chat_template_opens_what_is_repeated(template, system):
     result = backbone.run(batch, cache=DynamicCache(config=family.decoder.config), pad_left=True)
     (plan,) = KVzip().tasks(batch.regions_BN)
     opening = "<|im_end|>\n<|im_start|>assistant\n" if template and system else "\n"
-    ids = [
-        tokens for text in (FIRST, opening) for tokens in family.tokenizer(text, add_special_tokens=False)["input_ids"]
-    ]
+    ids = [it for text in (FIRST, opening) for it in family.tokenizer(text, add_special_tokens=False)["input_ids"]]
     task = rows_of_task(family, result, plan)
     assert torch.equal(task.hidden_BSD[0, : len(ids)], family.token_states(torch.tensor(ids)))
     assert task.rows_BS.shape[1] == len(ids) + length - system == int(task_tokens(family, plan, batch.regions_BN))

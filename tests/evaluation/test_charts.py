@@ -1,20 +1,15 @@
 """Charts and the picture of kept tokens show what the numbers say; bootstrap intervals."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
 from PIL import Image
 
-from subtoken_train.errors import pip_line
 from subtoken_train.evaluation import charts, intervals
 from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evaluation.picture import MARGIN, TITLE, kept_picture, kept_tokens, visual_grid
 from subtoken_train.types import LayerPlan, Plan, Region
-from tests.support.commands import refused
 from tests.support.helpers import make_batch
 from tests.support.report_results import clipped_texts
 from tests.support.sampling import sampled
@@ -65,21 +60,6 @@ def test_a_drawing_is_the_same_each_time_and_names_are_text():
     assert "<script" not in text
     assert "$\\frac &lt;b&gt; --&gt; &amp;" in text
     assert "date" not in text.lower()
-
-
-def test_commands_load_what_draws_only_when_they_draw():
-    imports = "; ".join(f"import subtoken_train.cli.{name}" for name in ("main", "report", "diagnose", "evaluate"))
-    program = f"import sys; {imports}; print([name for name in ('matplotlib', 'pandas') if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
-
-
-def test_commands_that_draw_name_the_extra(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: None)
-    for command in (["report", str(tmp_path)], ["diagnose", "--adapter", "any"]):
-        words = "needs matplotlib, which is not installed: " + pip_line("report")
-        assert words in refused(capsys, *command)
-    assert "matplotlib" not in refused(capsys, "report", str(tmp_path), "--format", "csv")  # nothing is drawn in it
 
 
 def test_matches_the_normal_approximation():

@@ -68,8 +68,7 @@ def test_a_score_that_is_no_number_is_a_fault():
 def test_last_rows(window):
     """Left, right and inner padding, fewer entries than the window, none at all."""
     regions = [[0, 0, 1, 2, 4, 4], [1, 2, 2, 4, 0, 0], [1, 0, 2, 0, 4, 4], [0, 0, 0, 4, 0, 0], [0] * 6]
-    found = view_of(regions).last_rows(window).tolist()
-    for row, codes in zip(found, regions, strict=True):
+    for row, codes in zip(view_of(regions).last_rows(window).tolist(), regions, strict=True):
         entries = [place for place, code in enumerate(codes) if code][-window:]
         assert row == [-1] * (window - len(entries)) + entries
 
@@ -107,9 +106,7 @@ def divide_plainly(layers, total):
     def shares(factor):
         return [min(max(factor * w, low), high) for w, low, high in zip(weights, least, most, strict=True)]
 
-    bends = sorted(
-        {Fraction(bound) / w for w, low, high in zip(weights, least, most, strict=True) for bound in (low, high)}
-    )
+    bends = sorted({Fraction(b) / w for w, low, high in zip(weights, least, most, strict=True) for b in (low, high)})
     factor = bends[0]
     for low, high in itertools.pairwise(bends):
         if sum(shares(low)) <= total <= sum(shares(high)):
@@ -173,15 +170,11 @@ CHAINS = [
 ]
 METHODS = [name for name in EVICTIONS if name != "quest_steps"] + CHAINS + ["chunk(snapkv)", "critical(h2o)"]
 LENGTHS = (1, 2, 3, 5, 7, 16, 17, 31, 64, 65, 127, 199)
-KEEP = (0.004, 0.125, 0.3, 0.5, 0.99)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_all_of_a_budget_is_spent_and_nothing_more(name):
-    """With every method's own windows, pages, chunks and pyramids, which all shrink to what the budget leaves.
-
-    An entry of a layer without a set for each head is one of all its heads.
-    """
+    """Methods' windows, pages, chunks and pyramids shrink to the budget; what heads share counts for each of them."""
     method = build_eviction(name, **{
         f"{part}.{key}": value for part in name.replace(")", "").split("(")
         for key, value in SETTINGS.get(part, {}).items()
@@ -190,7 +183,7 @@ def test_all_of_a_budget_is_spent_and_nothing_more(name):
     prompts = [[int(code) for code in [Region.SYSTEM, *body * length, Region.QUERY]] for length in LENGTHS]
     views = layer_views(prompts, method.needs, "left")
     scores = [method.score(view) for view in views]
-    for keep in KEEP:
+    for keep in (0.004, 0.125, 0.3, 0.5, 0.99):
         candidates = candidates_of(method, views, keep)
         counts, kept = by_head(method.counts(scores, candidates)), method.keep(scores, candidates)
         heads = counts.shape[-1]
@@ -198,8 +191,7 @@ def test_all_of_a_budget_is_spent_and_nothing_more(name):
         if not method.across_layers:  # every layer has its own budget
             assert counts.sum(-1).tolist() == (candidates.budget_LB * heads).tolist()
         for layer, competes_BN in enumerate(candidates.competes_LBN):
-            stays_Bh = (kept[layer] & competes_BN[:, None]).sum(-1)
-            assert (stays_Bh == counts[layer]).all()
+            assert ((kept[layer] & competes_BN[:, None]).sum(-1) == counts[layer]).all()
 
 
 EXPECTED = {

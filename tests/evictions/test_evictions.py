@@ -20,12 +20,13 @@ from tests.support.prompt_views import (
     DenseView,
     by_head,
     candidates_of,
-    check_budget,
     check_padding,
     layer_views,
     plan,
     settings_for,
 )
+from tests.support.refusals import refuses
+from tests.support.tape import unread
 from tests.support.truth_models import OwnSets
 
 SETTINGS = {
@@ -50,6 +51,7 @@ CHAINS = [
     *("lkv(snapkv)", "lkv(kvzap)"),
 ]
 """Wrappers around some of them."""
+SHARES = {"per_layer": {"shares": [1] * LAYERS}}
 
 
 @pytest.fixture(params=[*EVICTIONS, *CHAINS])
@@ -68,13 +70,6 @@ def test_padding_neighbours_and_rows_that_are_no_entries_change_nothing(method, 
     check_padding(method, prompts, dropped=[(1, 0.5), (2, 0.9)])
 
 
-@pytest.mark.parametrize("keep", [0.01, 0.4, 1.0])
-def test_budgets_are_met(method, prompts, keep):
-    """Every layer and head keeps what the method counts, 1 at least; all layers together no more than the budget."""
-    slack = 1000 if method.reads else 0  # what it reads is budgeted, and everything stays
-    check_budget(method, prompts, keep, slack, dropped=[(1, 0.5), (2, 0.9)])
-
-
 def test_layers_that_decide_alone_keep_the_same(method, prompts):
     """Unless a method says that what a layer keeps depends on others, a layer is planned before others have run."""
     for dropped in ([], [(1, 0.5), (2, 0.9)]):
@@ -91,8 +86,7 @@ def test_any_scope(method, scope):
     scores = [method.score(view) for view in views]
     regions = [view.regions_BN for view in views]
     competes = [codes == Region.VISUAL if scope == "visual" else codes > 0 for codes in regions]
-    budget = torch.stack([each.sum(-1) // 3 for each in competes])
-    candidates = Candidates(regions, competes, budget)
+    candidates = Candidates(regions, competes, torch.stack([each.sum(-1) // 3 for each in competes]))
     counts, kept = method.counts(scores, candidates), method.keep(scores, candidates)
     for layer, view in enumerate(views):
         assert ((kept[layer] & competes[layer][:, None]).sum(-1) == by_head(counts)[layer]).all()
@@ -185,9 +179,6 @@ def test_tova_s_own_code(shared):
     same_sets(method, "tova_original", view, tensors["kept_positions"])
 
 
-SHARES = {"per_layer": {"shares": [1] * LAYERS}}
-
-
 def around(name, base):
     return WRAPPERS[name](base, **SHARES.get(name, {}))
 
@@ -212,24 +203,14 @@ def test_what_a_method_says_of_itself_is_passed_on(name):
 
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_a_method_that_says_itself_what_stays_is_refused(name):
-    with pytest.raises(ValueError, match=f"own_sets decides itself what stays, so {name} cannot go around it"):
-        around(name, OwnSets())
+    refuses(f"own_sets decides itself what stays, so {name} cannot go around it", lambda: around(name, OwnSets()))
     with pytest.raises(ValueError, match=f"quest_steps keeps every entry and reads some, so {name} has nothing"):
         around(name, build_eviction("quest_steps"))
 
 
 def test_nothing_of_a_base_is_forgotten():
-    """Whatever a method says of itself is passed on or said anew, but for what is refused.
-
-    That is: own ways to keep or read, and a wrapper as a context reducer, whose settings ``evenly`` says.
-    """
-    public = {key for key in vars(Eviction) if not key.startswith("_")} - {
-        "keep",
-        "reads",
-        "pages",
-        "evenly",
-        "decides",
-    }
+    """All is passed on or said anew, but own ways to keep or read and a wrapper as a context reducer (``evenly``)."""
+    public = {key for key in vars(Eviction) if not key.startswith("_")} - {*"keep reads pages evenly decides".split()}
     assert public <= {*vars(Wrapper), *vars(around("ada", build_eviction("knorm")))}
 
 
@@ -331,5 +312,22 @@ def test_heads_that_differ_are_refused():
         build_eviction("chunk(ada(knorm))")
     with pytest.raises(ValueError, match=r"heads of per_layer\(ada\(knorm\)\) keep different numbers"):
         build_eviction("chunk(per_layer(ada(knorm)))", shares=[1])
-    with pytest.raises(ValueError, match="heads of kvcompose keep different numbers"):
-        build_eviction("chunk(kvcompose)", structured=False)
+    refuses("heads of kvcompose keep different numbers", build_eviction, "chunk(kvcompose)", structured=False)
+
+
+@pytest.mark.parametrize("name", ["h2o", "elastic", "prefixkv", "finch", "kvcompose", "look_m", "aircache", "tgv_kv"])
+def test_of_a_gpu_one_number_is_read_for_all_layers(name, monkeypatch):
+    """Attention of all rows: the first layer counts which rows ask, the others read nothing, and score the same."""
+    aware = {"task": "aware"} if name == "kvcompose" else {"window": "last"} if name == "aircache" else {}
+    method = build_eviction(name, **{f"{name}.{key}": value for key, value in aware.items()})
+    prompts = [PROMPTS["text before and after"], PROMPTS["two images"]]
+    expected = [method.score(view) for view in layer_views(prompts, method.needs)]
+    views = layer_views(prompts, method.needs)
+    for view in views:
+        view.regions_BN = views[0].regions_BN  # as of all layers that run on the same rows
+    monkeypatch.setattr("subtoken_train.functional.causal_attention.DEVICES", ("cpu",))
+    method.score(views[0])
+    for view, plain in zip(views[1:], expected[1:], strict=True):
+        with unread():
+            found = method.score(view)
+        assert torch.allclose(found.scores_BhN, plain.scores_BhN, atol=1e-5)

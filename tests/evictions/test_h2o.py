@@ -21,11 +21,7 @@ from tests.support.truth_cells import PLAIN_CELL, backbone_of, batch_of
 
 
 def test_golden_official_prompt(shared):
-    """After the prompt: heavy hitters by accumulated scores, and the recent ones with the next token's slot.
-
-    The recent window of the original counts the slot of the token to come, so that of the prompt it keeps one entry
-    less. Its decode steps go on accumulating and are no part of what evicts after the prompt.
-    """
+    """Its recent window counts the next token's slot, so it keeps an entry less; later steps are not ours."""
     params, tensors = load(shared, "h2o_official_decode")
     length = params["prompt_len"]
     prompt = {name: tensors[name][:, :, :length] for name in ("queries", "keys")}
@@ -236,8 +232,7 @@ def test_scores_by_hand():
     """A plain loop over rows and heads; the ends of every sample are protected, whatever the padding."""
     method = Elastic(sinks=2, recent=3)
     for pad in ("left", "right"):
-        views = layer_views(list(PROMPTS.values()), method.needs, pad)
-        for view in views:
+        for view in layer_views(list(PROMPTS.values()), method.needs, pad):
             found = method.score(view)
             for sample, entries, matrix, _, _ in samples(view):
                 torch.testing.assert_close(found.scores_BhN[sample, 0][entries], matrix.mean(0).sum(0))

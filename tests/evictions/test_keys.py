@@ -21,6 +21,8 @@ from tests.support.golden_cases import close, golden_view, keep_of, load, same_p
 from tests.support.prompt_views import layer_views, samples
 
 TWO = [[1] + [2] * 14 + [4] * 4, [4] * 9]
+CODES = [[1] + [2] * 20 + [4] * 4, [4] * 9, [4]]
+RELEASED = {"scaled": False, "masked": False}
 
 
 @pytest.mark.parametrize(
@@ -89,10 +91,7 @@ def test_keys_of_no_length_are_like_nothing():
 
 @pytest.mark.parametrize("name", ["kvpress_lagkv", "kvpress_lagkv_cross"])
 def test_lagkv_is_kvpress_s(shared, name):
-    """Ranks of several partitions are equal, and the press's choice between them is ``topk``'s: scores are compared.
-
-    Sets are compared too, where the last score that stays is not also the first that goes.
-    """
+    """Equal ranks are ``topk``'s own choice: scores are compared, and sets where the last that stays is no tie."""
     params, tensors = load(shared, name)
     settings = {"sinks": params["n_sink"], "lag": params["lag_size"], "cross_scoring": params["cross_scoring"]}
     method = build_eviction("lagkv", **settings)
@@ -163,9 +162,6 @@ def test_constant_channels_say_nothing():
     assert lag_spread(states).tolist() == [[[0.0] * 5]]
 
 
-CODES = [[1] + [2] * 20 + [4] * 4, [4] * 9, [4]]
-
-
 def plain_scores_of_cur(key, value, method):
     """Scores of one head of one prompt, number by number."""
     parts = []
@@ -208,12 +204,8 @@ def test_values_that_routing_dropped_say_nothing():
     assert scores.isfinite().all()
     assert not scores[..., 4:8].any()
     assert not method.score(view.replaced(value_BhNd=value * 0)).scores_BhN.any()
-    plain = method.score(view).scores_BhN
-    ratio = scores[..., :4] / plain[..., :4]
+    ratio = scores[..., :4] / method.score(view).scores_BhN[..., :4]
     assert torch.allclose(ratio, ratio[..., :1].expand_as(ratio))
-
-
-RELEASED = {"scaled": False, "masked": False}
 
 
 class KeysGiven(View):
@@ -223,10 +215,8 @@ class KeysGiven(View):
         return self.key_before
 
 
-@pytest.fixture
-def golden(shared, monkeypatch):
-    """(method, parameters, tensors, a view for each sample); the release standardises a batch together, so its scores
-    and sets, of two samples, have nothing here to be compared with."""
+def test_golden_parts(shared, monkeypatch):
+    """The release standardises a batch together: its scores and sets, of two samples, have nothing here to equal."""
     params, tensors = load(shared, "kvpress_compactor")
     method = build_eviction(
         "compactor",
@@ -243,11 +233,6 @@ def golden(shared, monkeypatch):
         view.__class__, view.key_before = KeysGiven, own["key_pre_rope"]
         views.append(view)
     monkeypatch.setattr("subtoken_train.evictions.keys.gaussian_sketch", lambda *_: tensors["sketch"][0])
-    return method, params, tensors, views
-
-
-def test_golden_parts(golden):
-    method, params, tensors, views = golden
     inner = torch.arange(method.sinks, params["T"] - method.last)
     query, key, pre = (tensors[name][:, :, inner] for name in ("query", "key", "key_pre_rope"))
     leverage = torch.stack([leverage_scores(*each) for each in zip(pre, tensors["sketch"], strict=True)])

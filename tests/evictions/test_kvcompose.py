@@ -17,6 +17,7 @@ from tests.support.text_families import text_batch, text_family
 SETTINGS = [{}, {"task": "causal"}, {"kvpress": True}, {"value_norm": True, "lower_bound": 3}, {"exact_total": True}]
 ROWS = {"text before and after": range(23, 29), "context": range(18, 25), "no image": range(14), "image last": [14]}
 GOLDENS = ["structured", "structured_vnorm_lb2", "unstructured", "unstructured_vnorm_lb2"]
+HALVES = [{"composite": False}, {"adaptive": False}, {"composite": False, "adaptive": False}]
 
 
 def plain_scores(matrix, rows, kv_heads, norms):
@@ -62,8 +63,7 @@ def test_golden(shared, case):
         counts = method.counts(found, candidates)[:, 0]
         assert counts.tolist() == tensors[f"important_per_{name}"].tolist()
         if structured != case.startswith("un"):
-            kept = torch.stack(method.keep(found, candidates))[:, 0]
-            assert torch.equal(kept, tensors["kept_mask"])
+            assert torch.equal(torch.stack(method.keep(found, candidates))[:, 0], tensors["kept_mask"])
     curves = torch.cat([score_curve(each, competes) for each in scores])
     composite = curves.mean(1)
     above = slice(bound, None)  # kvpress adds 1e9 to the ranks below its bound
@@ -96,7 +96,6 @@ PAPER = {"exact_total": True, "lower_bound": 0}
 
 @pytest.mark.parametrize("structured", [True, False])
 @pytest.mark.parametrize("percent", [90, 75, 60, 50, 40, 30, 20, 10])
-@torch.no_grad()
 def test_the_papers_total_is_kept_to_the_entry(structured, percent):
     """Equation 21 over the whole context: floor((1 - r) L N), of every head; 37 tokens and 3 layers divide nowhere."""
     backbone = compress(text_family(layers=3), None, name="none").eval()
@@ -132,11 +131,7 @@ def test_budgets_of_heads(settings, keep):
     assert torch.equal(counts, chosen)
 
 
-HALVES = [{"composite": False}, {"adaptive": False}, {"composite": False, "adaptive": False}]
-
-
 @pytest.mark.parametrize("settings", HALVES)
-@torch.no_grad()
 def test_each_half_can_be_left_out(settings):
     """Without composite tokens heads keep those of the best mean; without adaptive budgets layers keep alike."""
     method, whole = KVCompose(**settings), KVCompose()

@@ -26,7 +26,7 @@ from subtoken_train.inference.prefill import decode, prefill, run_whole
 from subtoken_train.types import Identity, Region
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import OF_TASKS, View
-from tests.support.golden_cases import close, load, record
+from tests.support.golden_cases import alike, close, load
 from tests.support.helpers import compress, random_mask, random_scores
 from tests.support.prompt_views import (
     KV_HEADS,
@@ -44,6 +44,7 @@ from tests.support.prompt_views import (
     settings_for,
     written,
 )
+from tests.support.refusals import refuses
 from tests.support.text_families import text_batch, text_family
 from tests.support.truth_cells import backbone_of
 from tests.support.truth_models import prompts
@@ -70,8 +71,7 @@ def test_tasks_repeat_every_chunk_once():
     assert places(second.about_BN) == [[6], [6, 7], []]
     for task in (first, second):
         assert task.pieces[-1] is task.about_BN
-    third = KVzip(chunk=11).tasks(torch.full((1, 40), C))[2]
-    assert places(third.pieces[1]) == [list(range(14, 22))]
+    assert places(KVzip(chunk=11).tasks(torch.full((1, 40), C))[2].pieces[1]) == [list(range(14, 22))]
 
 
 def task_view(regions_BN, about_BN, rows_BS, seed=0):
@@ -127,9 +127,7 @@ def test_golden(shared):
     uniform = torch.tensor([int(own.shape[-1] * params["ratio"])])
     for name, counts in (("global", pooled), ("uniform", uniform)):
         kept = keep_best_entries(own, competes, torch.zeros_like(competes), counts)
-        differing = int((kept.flatten() != tensors[f"valid_{name}"].flatten()).sum())
-        record("kvzip", f"kvzip_original {name}: places that differ", differing)
-        assert differing == 0
+        alike("kvzip", f"kvzip_original {name}", kept.flatten(), tensors[f"valid_{name}"].flatten())
 
 
 def found(seed, layers=3, levels=None):
@@ -137,9 +135,7 @@ def found(seed, layers=3, levels=None):
     regions = torch.zeros(2, 12, dtype=torch.long)
     regions[0], regions[1, 3:10] = C, C
     none = torch.zeros_like(regions, dtype=torch.bool)
-    scores = [
-        Scores((random_scores(seed + layer, 2, 2, 12, levels=levels) / 5).sigmoid(), none) for layer in range(layers)
-    ]
+    scores = [Scores((random_scores(seed + i, 2, 2, 12, levels=levels) / 5).sigmoid(), none) for i in range(layers)]
     budget = torch.tensor([[6, 3]] * layers)
     return scores, Candidates([regions] * layers, [regions > 0] * layers, budget)
 
@@ -151,8 +147,7 @@ def found(seed, layers=3, levels=None):
 def test_pools(level, pool, seed):
     """One entry of every head, then the best of a pool; whole heads come in the order of their best entries."""
     scores, candidates = found(seed * 10)
-    method = KVzip(pool=pool, level=level)
-    kept = method.keep(scores, candidates)
+    kept = KVzip(pool=pool, level=level).keep(scores, candidates)
     for sample, budget in enumerate((6, 3)):
         layers = list(zip(scores, kept, candidates.competes_LBN, strict=True))
         runs = [
@@ -198,7 +193,6 @@ def press_net(net):
     return parts[0] if len(parts) == 1 else nn.Sequential(parts[0], nn.GELU(), parts[1])
 
 
-@torch.no_grad()
 def press_scores(family, batch, nets):
     """kvpress's scores: a hook of every attention reads its hidden states in a plain pass, [B, h, N] per layer."""
     found, hooks = {}, []
@@ -215,7 +209,6 @@ def press_scores(family, batch, nets):
     return found
 
 
-@torch.no_grad()
 def our_scores(backbone, batch, method, chunk=None):
     """Scores of every layer after a prompt's pass, [B, h, N]."""
     family, found = backbone.family, {}
@@ -291,7 +284,6 @@ def evicted(held, size, pool):
 
 
 @pytest.mark.parametrize(("pool", "heads"), [("global", 6), ("layer", 2), ("head", 1)])
-@torch.no_grad()
 def test_while_decoding_the_best_of_old_and_new_stay(pool, heads):
     """By hand: entries keep their scores, new ones get theirs from what their layers projected."""
     family, budget, every = text_family(layers=3), 12, 4
@@ -313,9 +305,7 @@ def test_while_decoding_the_best_of_old_and_new_stay(pool, heads):
     ):
         for row, marks in zip(own.entries_BN[0].tolist(), own.heads_BNh[0], strict=True):
             if row >= 0 and batch.regions_BN[0, row] == Region.CONTEXT:
-                held |= {
-                    (layer, head, row): float(scores(layer, 0)[head, row]) for head in marks.nonzero()[:, 0].tolist()
-                }
+                held |= {(layer, h, row): float(scores(layer, 0)[h, row]) for h in marks.nonzero()[:, 0].tolist()}
     prompt = int((batch.regions_BN != Region.PADDING).sum())
     for call in range(14):
         decode(backbone, torch.tensor([[20 + call]]), cache)
@@ -334,7 +324,6 @@ def test_while_decoding_the_best_of_old_and_new_stay(pool, heads):
     assert cache.evictor.evictions == 3
 
 
-@torch.no_grad()
 def test_what_is_held_of_new_tokens_is_counted():
     """Until the next look: what each layer projected of them, and no query."""
     family, layers = text_family(layers=3), 3
@@ -379,9 +368,8 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_broken_file_is_refused_in_one_message(tmp_path, name):
-    change, words = FAULTS[name]
+@pytest.mark.parametrize(("change", "words"), FAULTS.values(), ids=FAULTS)
+def test_a_broken_file_is_refused_in_one_message(tmp_path, change, words):
     path = written(tmp_path / "nets.json", "kvzap", TokenScorers.of([[torch.ones(1, 2), torch.ones(1)]]))
     content = json.loads((tmp_path / "nets.json").read_text())
     content["numbers"] |= change
@@ -397,7 +385,5 @@ def test_nets_of_another_width_are_refused_before_anything_runs(tmp_path):
     own = Identity("x", None, str(family.model.config.model_type), shapes_digest(family))
     path = written(tmp_path / "a.json", "kvzap", drawn_nets(2, family.shape.num_kv_heads, 32, 5), own)
     words = "nets that read 32 numbers of a token, and the backbone's layers have 64; make its own"
-    with pytest.raises(ValueError, match=words):
-        Compression(KVzap(path), 0.5).check(family)
-    with pytest.raises(ValueError, match=words):
-        check_calibration(KVzap(path).calibrated, family)
+    refuses(words, Compression(KVzap(path), 0.5).check, family)
+    refuses(words, lambda: check_calibration(KVzap(path).calibrated, family))

@@ -9,17 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subtoken_train.evictions import (
-    DEEPEST,
-    EVICTIONS,
-    WRAPPERS,
-    build_eviction,
-    notation_names,
-    setting_fields,
-)
+from subtoken_train.evictions import DEEPEST, EVICTIONS, WRAPPERS, build_eviction, notation_names, setting_fields
 from subtoken_train.evictions.snapkv import SnapKV
 from subtoken_train.evictions.wrappers import Ada, CriticalKV
 from subtoken_train.view.method import _words
+from tests.support.refusals import refuses
 
 
 def test_wrappers_stand_in_each_other_and_settings_find_their_method():
@@ -84,8 +78,7 @@ class Both(SnapKV):
 )
 def test_settings_of_a_chain(monkeypatch, options, words):
     monkeypatch.setitem(EVICTIONS, "both", Both)
-    with pytest.raises(ValueError, match=words):
-        build_eviction("critical(both)", **options)
+    refuses(words, build_eviction, "critical(both)", **options)
     named = {"both.epsilon": 0.5, "critical.epsilon": 0.25}
     assert build_eviction("critical(both)", **named) == CriticalKV(Both(epsilon=0.5), epsilon=0.25)
     defaults = {key: field.default for key, field in setting_fields("critical(both)").items()}
@@ -109,15 +102,10 @@ def test_numbers_and_switches_of_another_type_are_refused_in_words(name, key, ki
     wrong = {bool: ["false", 0, None], int: ["3", 2.5, True, None, [1], 2**31, -(10**30)], float: ["3", True, [1]]}
     for value in wrong[kind]:
         named = key.replace(".", " ")
-        with pytest.raises(ValueError, match=rf"^{named}( is .*; it must |=2.5 must be . or more entries)"):
-            build_eviction(name, **{key: value})
+        refuses(rf"^{named}( is .*; it must |=2.5 must be . or more entries)", build_eviction, name, **{key: value})
 
 
 NAN = math.nan
-
-
-def find(name):
-    return EVICTIONS[name] if name in EVICTIONS else WRAPPERS[name]
 
 
 OUT_OF_RANGE = {
@@ -166,7 +154,7 @@ REFUSED += [
     for key, values in settings.items()
     for value in values
 ]
-CHOICES = [(name, key, words) for name in [*EVICTIONS, *WRAPPERS] for key, words in _words(find(name)).items()]
+CHOICES = [(name, *each) for own in (EVICTIONS, WRAPPERS) for name in own for each in _words(own[name]).items()]
 
 
 @pytest.mark.parametrize(("name", "key", "words"), CHOICES)
@@ -180,5 +168,4 @@ def test_a_word_that_is_no_choice_is_refused_with_all_that_are(name, key, words)
 
 @pytest.mark.parametrize(("notation", "settings", "words"), REFUSED)
 def test_a_wrong_setting_is_refused_in_words(notation, settings, words):
-    with pytest.raises(ValueError, match=words):
-        build_eviction(notation, **settings)
+    refuses(words, build_eviction, notation, **settings)

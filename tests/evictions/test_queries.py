@@ -16,6 +16,7 @@ from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Region
 from tests.support.golden_cases import close, golden_view, load, same_sets
 from tests.support.prompt_views import KV_HEADS, LAYERS, NOBODY, PROMPTS, WIDTH, layer_views, rope, samples, written
+from tests.support.refusals import refusing
 from tests.support.text_families import text_batch, text_family
 from tests.support.truth_cells import PLAIN_CELL, backbone_of, batch_of
 
@@ -122,12 +123,7 @@ FAULTS = [
     ([[[1.0, 2.0], [1.0]]], r"direction\[0\] must be a table"),
     ([[[1e9]]], r"direction\[0\]\[0\]\[0\] is 1e\+09"),
 ]
-
-
-@pytest.mark.parametrize(("direction", "words"), FAULTS)
-def test_directions_that_fit_no_model(direction, words):
-    with pytest.raises(ValueError, match=words):
-        HeadDirections(direction)
+test_directions_that_fit_no_model = refusing(FAULTS, HeadDirections)
 
 
 def test_another_width_is_refused(tmp_path):

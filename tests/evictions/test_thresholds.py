@@ -24,6 +24,7 @@ from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates, Scores
 from tests.support.helpers import random_scores
 from tests.support.prompt_views import written
+from tests.support.refusals import refuses, refusing
 
 
 def plain_rule(read, threshold, competes, protected, entries):
@@ -87,8 +88,7 @@ def test_a_file_is_named_before_it_is_read():
     assert {threshold_file(other) for other in ("threshold:-4:3", {"threshold": -4}, "0.1", 0.1, None)} == {None}
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
+test_what_is_written_wrong_is_said = refusing(
     [
         ("threshold", "names no threshold; write threshold:-4"),
         ("threshold=-4", "names no threshold"),
@@ -100,10 +100,8 @@ def test_a_file_is_named_before_it_is_read():
         ({"threshold": -math.inf}, "threshold of eviction_keep is -inf; it must be finite"),
         ({"threshold": -4, "window": -1}, "is -1; it must be 0 to"),
     ],
+    written_threshold,
 )
-def test_what_is_written_wrong_is_said(text, words):
-    with pytest.raises(ValueError, match=words):
-        written_threshold(text)
 
 
 def test_python_flags_and_grids_read_it_alike():
@@ -121,10 +119,7 @@ def test_python_flags_and_grids_read_it_alike():
 REFUSED = [
     ({}, "needs an eviction method, for instance eviction='kvzip'"),
     ({"eviction": "compactor"}, "'compactor' with these settings takes no threshold: its scores do not.*kvzip"),
-    (
-        {"eviction": "kvzip", "eviction_options": {"level": "head", "pool": "layer"}},
-        "'kvzip' with these settings",
-    ),
+    ({"eviction": "kvzip", "eviction_options": {"level": "head", "pool": "layer"}}, "'kvzip' with these settings"),
     ({"eviction": "pooled(kvzip)"}, r"'pooled\(kvzip\)' divides a budget, and eviction_keep is a threshold.*use kvzip"),
     ({"eviction": "tova", "rerotate": True}, "rerotate does not go with eviction_keep threshold.*equally many entries"),
     (
@@ -134,12 +129,9 @@ REFUSED = [
     ({"eviction": "keydiff", "eviction_keep": {"threshold": -1}}, "threshold -1 keeps all.*keydiff are -1 or more"),
     ({"eviction": "kvzip", "eviction_keep": {"threshold": 0.1}}, "keeps nothing: the logarithms of scores of kvzip"),
 ]
-
-
-@pytest.mark.parametrize(("settings", "words"), REFUSED)
-def test_settings_that_make_no_sense_are_refused(settings, words):
-    with pytest.raises(ValueError, match=words):
-        compression_of({"eviction_keep": {"threshold": -4}, **settings})
+test_settings_that_make_no_sense_are_refused = refusing(
+    REFUSED, lambda settings: compression_of({"eviction_keep": {"threshold": -4}, **settings})
+)
 
 
 def test_an_amount_beside_a_threshold_is_refused():
@@ -168,8 +160,7 @@ def test_a_recorded_one_is_read_with_its_mean(tmp_path):
         compression_of({"eviction": "keydiff", "eviction_keep": f"threshold:{path}"})
     with pytest.raises(ValueError, match="and this is"):
         compression_of({"eviction": "kvzip", "eviction_keep": f"threshold:{path}", "eviction_options": {"chunk": 512}})
-    with pytest.raises(ValueError, match=r"mean is 1.2; it must be 0 to 1"):
-        record_file(tmp_path / "wrong.json", mean=1.2)
+    refuses(r"mean is 1.2; it must be 0 to 1", lambda: record_file(tmp_path / "wrong.json", mean=1.2))
 
 
 def test_nothing_and_all_are_counted_over_layers_and_heads():
@@ -181,8 +172,7 @@ def test_nothing_and_all_are_counted_over_layers_and_heads():
     one = Older.of(kept, scores, competes, recent)
     assert (one.among.tolist(), one.kept.tolist(), one.safe.tolist()) == ([8] * 3, [0, 1, 8], [4] * 3)
     both = one + one
-    with pytest.raises(ValueError, match=r"keeps none of the entries of 'a'.*lower it"):
-        both.check(Threshold(-4, 2), ["a", "b", "c"])
+    refuses(r"keeps none of the entries of 'a'.*lower it", lambda: both.check(Threshold(-4, 2), ["a", "b", "c"]))
     with pytest.raises(ValueError, match=r"keeps all of the entries of 'c'.*raise it"):
         replace(both, kept=both.kept.clamp(min=1)).check(Threshold(-4, 2), ["a", "b", "c"])
     replace(both, safe=both.among).check(Threshold(-4, 2), ["a", "b", "c"])
@@ -213,7 +203,5 @@ def test_the_threshold_meets_the_mean(keep, ties):
 
 def test_a_window_that_takes_all_is_said():
     prompts = [ScoredPrompt(torch.randn(10), 30)]
-    with pytest.raises(ValueError, match=r"which is 0.75 of them; use a smaller window, longer prompts or a larger"):
-        mean_threshold(prompts, 0.7)
-    with pytest.raises(ValueError, match="which is 1 of them"):
-        mean_threshold([ScoredPrompt(torch.zeros(0), 30)], 0.7)
+    refuses(r"which is 0.75 of them; use a smaller window, longer prompts or a larger", mean_threshold, prompts, 0.7)
+    refuses("which is 1 of them", lambda: mean_threshold([ScoredPrompt(torch.zeros(0), 30)], 0.7))

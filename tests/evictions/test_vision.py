@@ -176,11 +176,6 @@ def test_recent_entries_are_part_of_the_budget(recent, window):
     assert kept[100 - window :].all()
 
 
-KNOBS = [{"importance": each} for each in ("VV+TT", "window", "self")] + [{"importance": "window", "window_size": 3}]
-KNOBS += [{"budgets": each} for each in ("VV", "TT", "uniform")] + [{"first": each} for each in ("vision", "score")]
-GOLDENS = ["tgvkv_ratio0.5", "tgvkv_ratio0.8"]
-
-
 def plain_scores(matrix, visual, rows, normalise):
     """(attention to vision, visual scores, column sums) of one sample; rows weigh by what later ones pay."""
     rows = list(rows)
@@ -267,13 +262,9 @@ class Golden:
         self.views = [DenseView(each[None], regions, TGVKV.needs) for each in self.tensors["attentions"]]
 
 
-@pytest.mark.parametrize("case", GOLDENS)
+@pytest.mark.parametrize("case", ["tgvkv_ratio0.5", "tgvkv_ratio0.8"])
 def test_golden_of_the_release(shared, case):
-    """Scores, layer budgets and kept positions of the prompt.
-
-    Not compared: ``decode1_kept_positions_*``, what is left after a decoding step. The released code drops one entry
-    at every step; an eviction here acts once, after the prompt.
-    """
+    """Of the prompt; ``decode1_kept_positions_*`` is left out: at every step the release drops one more entry."""
     golden = Golden(shared, case)
     scores = [TGVKV(released=True).score(view) for view in golden.views]
     found = torch.stack([each.scores_BhN[0] for each in scores])

@@ -113,8 +113,7 @@ def test_while_decoding_layers_keep_the_prompt_s_preferences():
     assert torch.equal(later.weight_B, first.weight_B)
     assert torch.equal(later.carried, first.carried)
     matrix = dense_attention(prompt.query_BHNd[0], key[0], [True] * 12, prompt.scale)[:, -1]
-    expected = matrix.view(KV_HEADS, -1, 12).mean(1)[:, :8]
-    torch.testing.assert_close(later.scores_BhN[0, :, :8], expected)
+    torch.testing.assert_close(later.scores_BhN[0, :, :8], matrix.view(KV_HEADS, -1, 12).mean(1)[:, :8])
     apart = [each.transpose(0, 1).reshape(KV_HEADS, -1, *each.shape[2:]) for each in (query, key)]
     apart[0] = query[0].view(KV_HEADS, -1, *query.shape[2:])
     regions = prompt.regions_BN.expand(KV_HEADS, -1)

@@ -22,6 +22,7 @@ from subtoken_train.families.literal_marks import hidden_specials, tokenise
 from subtoken_train.families.load import layout_family, load_family
 from subtoken_train.types import Turn
 from tests.support.chats import CHATML, IM, LLAMA2, MARKED, MISTRAL, PHI3, PUBLISHED, THINKING, byte_level, published
+from tests.support.refusals import refuses, refusing
 from tests.support.text_families import text_family
 from tests.support.tiny import tiny_families
 from tests.support.tiny.llava import next_family
@@ -43,9 +44,8 @@ SPANS = {
 }
 
 
-@pytest.mark.parametrize("name", SPANS)
-def test_the_spans_are_what_the_assistant_says_and_the_end_of_its_turn(name):
-    template, wanted = SPANS[name]
+@pytest.mark.parametrize(("template", "wanted"), SPANS.values(), ids=SPANS)
+def test_the_spans_are_what_the_assistant_says_and_the_end_of_its_turn(template, wanted):
     tokenizer = tokenizer_of(template)
     rendered = rendered_conversation(tokenizer, TALK)
     assert rendered.text == tokenizer.apply_chat_template(TALK, tokenize=False)
@@ -210,8 +210,7 @@ def test_only_variables_that_the_template_reads_are_given_to_it():
         (qwen3, [("enable_thinking", 1)], "give names and values"),
         (byte_level(), {"enable_thinking": 1}, "for a chat template, which is not used here"),
     ):
-        with pytest.raises(ValueError, match=words):
-            checked_variables(tokenizer, variables)
+        refuses(words, checked_variables, tokenizer, variables)
 
 
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -232,13 +231,11 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_template_that_fails_is_one_message(name, monkeypatch):
+@pytest.mark.parametrize(("template", "talk", "words"), REFUSED.values(), ids=REFUSED)
+def test_a_template_that_fails_is_one_message(template, talk, words, monkeypatch):
     monkeypatch.setattr(chat_template, "MAX_STEPS", 100_000)
-    template, talk, words = REFUSED[name]
     before = sys.gettrace()
-    with pytest.raises(ValueError, match=f"^the tokenizer's chat template .*{words}"):
-        rendered_conversation(tokenizer_of(template), talk)
+    refuses(f"^the tokenizer's chat template .*{words}", lambda: rendered_conversation(tokenizer_of(template), talk))
     assert sys.gettrace() is before
 
 
@@ -322,8 +319,7 @@ def test_plain_is_an_image_and_its_caption():
     assert (learnt.text, learnt.answer_spans) == ("<s><image>A cat.\n", [(10, 17)])
     assert family.render([Turn("Describe it. <image>")]).text == "<s><image>\nDescribe it.\n"
     for turns in (TURNS, [Turn("<image>\n<image>\n", "A cat.")]):
-        with pytest.raises(ValueError, match="one image and its caption in one turn; use 'vicuna_v1'"):
-            family.render(turns)
+        refuses("one image and its caption in one turn; use 'vicuna_v1'", family.render, turns)
 
 
 @pytest.mark.parametrize(
@@ -341,8 +337,7 @@ def test_nominal_prompts_have_the_formats_system_text(settings, system):
     assert layout_family(BackboneConfig(**settings)).nominal_text == system
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
+test_names_that_do_not_go_together = refusing(
     [
         ({"template": "vicuna"}, "unknown template 'vicuna'.*vicuna_v1"),
         ({"system": "You are kind."}, "unknown system 'You are kind.'"),
@@ -350,10 +345,8 @@ def test_nominal_prompts_have_the_formats_system_text(settings, system):
         ({"template": "llava_v1", "system": "vicuna_v1"}, "is the text of template 'vicuna_v1', not of 'llava_v1'"),
         ({"template": "llava_v1", "system": "none"}, "differs only in its system text; remove system"),
     ],
+    lambda settings: check_backbone(BackboneConfig(**settings)),
 )
-def test_names_that_do_not_go_together(settings, message):
-    with pytest.raises(ValueError, match=message):
-        check_backbone(BackboneConfig(**settings))
 
 
 def test_other_families_have_one_format(tmp_path):

@@ -13,12 +13,14 @@ from subtoken_train import SubTokenModel
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.in_memory import family_in_memory
 from subtoken_train.reducers import build_reducer
+from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 from tests.support.tiny.llava import next_family
 from tests.support.truth_models import FAMILIES, TINY
 
 TEXT = "the bee and the spider met in the garden . "
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
 
 
 def parts_of(model: torch.nn.Module) -> dict[str, object]:
@@ -31,9 +33,6 @@ def parts_of(model: torch.nn.Module) -> dict[str, object]:
             found[f"{name} attention"] = config._attn_implementation
     found["gradients"] = [weight.requires_grad for weight in model.parameters()]
     return found
-
-
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -63,8 +62,7 @@ def test_a_language_model_is_as_it_was(reducer):
     model.generate(**inputs, max_new_tokens=6, context_length=40, pad_token_id=0)
     assert model.cache_report().realised_fraction <= 0.5
     model.ask(TEXT * 6, [TEXT, "the bee"], max_new_tokens=4)
-    with pytest.raises(ValueError, match="max_new_tokens"):
-        model.ask(TEXT, [TEXT], max_new_tokens=0)
+    refuses("max_new_tokens", model.ask, TEXT, [TEXT], max_new_tokens=0)
     with pytest.warns(SubTokenWarning, match="longer than the 256 positions"):
         model.ask(TEXT, [TEXT * 60], max_new_tokens=2)
     assert parts_of(bare) == parts
@@ -138,9 +136,8 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_models_that_are_refused(name):
-    make, words = MODELS[name]
+@pytest.mark.parametrize(("make", "words"), MODELS.values(), ids=MODELS)
+def test_models_that_are_refused(make, words):
     with pytest.raises(ValueError, match=words) as error:
         SubTokenModel(make(), build_processor().tokenizer)
     assert len(str(error.value)) < 400
@@ -162,9 +159,7 @@ PROCESSORS = {
 }
 
 
-@pytest.mark.parametrize("name", PROCESSORS)
-def test_processors_that_do_not_fit(name):
-    family, processor, words = PROCESSORS[name]
+@pytest.mark.parametrize(("family", "processor", "words"), PROCESSORS.values(), ids=PROCESSORS)
+def test_processors_that_do_not_fit(family, processor, words):
     model = build_model(text_layers=1).eval() if family is None else family().model
-    with pytest.raises(ValueError, match=words):
-        SubTokenModel(model, processor() if callable(processor) else processor)
+    refuses(words, lambda: SubTokenModel(model, processor() if callable(processor) else processor))

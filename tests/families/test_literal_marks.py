@@ -19,6 +19,7 @@ from tests.support.tiny import tiny_families
 
 IMAGE = Image.new("RGB", (56, 56), (9, 90, 200))
 TINY = tiny_families()
+QUESTION, ANSWER = r"what is \<image> or \<video> in a file ?", r"\<image> is a tag, <video> too"
 
 
 @pytest.fixture(params=["llava", "llava_next", "llava_onevision", "qwen2_5_vl", "internvl", "smolvlm"])
@@ -26,13 +27,9 @@ def family(request):
     """A family with a tokenizer that has a token for each mark."""
     made = TINY[request.param].build()
     made.processor.tokenizer = byte_level()
-    own = made.placeholders[0]
-    made.model.config.image_token_id = made.tokenizer.convert_tokens_to_ids(own)
+    made.model.config.image_token_id = made.tokenizer.convert_tokens_to_ids(made.placeholders[0])
     made.model.config.video_token_id = made.tokenizer.convert_tokens_to_ids(made.placeholders[-1])
     return made
-
-
-QUESTION, ANSWER = r"what is \<image> or \<video> in a file ?", r"\<image> is a tag, <video> too"
 
 
 def test_an_escaped_mark_is_its_characters(family):
@@ -43,9 +40,7 @@ def test_an_escaped_mark_is_its_characters(family):
     visual = family.is_visual(torch.tensor(sample.input_ids))
     assert [int(region) == Region.VISUAL for region in sample.regions] == visual.tolist()
     decode = lambda ids: family.tokenizer.decode(ids, skip_special_tokens=True)  # noqa: E731
-    text = decode(
-        [token for token, region in zip(sample.input_ids, sample.regions, strict=True) if region == Region.QUERY]
-    )
+    text = decode([i for i, region in zip(sample.input_ids, sample.regions, strict=True) if region == Region.QUERY])
     assert unescaped(QUESTION) in text
     labels = [token for token in sample.labels if token != -100]
     assert decode(labels).removesuffix("<end_of_utterance>").strip() == unescaped(ANSWER)  # no token of its own here
@@ -57,8 +52,7 @@ def test_an_escaped_mark_is_its_characters(family):
 def test_a_prompt_reads_the_same_in_generation(family):
     record = Record("r", ["a.png"], [Turn(f"<image>\n{QUESTION}", "yes")])
     trained = encode(record, family, 4096, [IMAGE], generation=True)
-    asked = inputs_of(family, QUESTION, [IMAGE])["input_ids"][0]
-    assert asked.tolist() == trained.input_ids
+    assert inputs_of(family, QUESTION, [IMAGE])["input_ids"][0].tolist() == trained.input_ids
     with pytest.raises(ValueError, match=r"2 image placeholders but 1 images; .*and \\<image> where it is text"):
         inputs_of(family, "<image> and <image>", [IMAGE])
 

@@ -13,8 +13,9 @@ from subtoken_train.families.load import load_family
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from subtoken_train.types import Region, Turn
 from tests.support.helpers import make_batch, save_backbone
+from tests.support.refusals import refuses
 from tests.support.tiny import noises
-from tests.support.tiny.llava import SIZES, TOKENS, next_batch, next_family, next_records
+from tests.support.tiny.llava import SIZES, next_batch, next_family, next_records
 from tests.support.tiny.llava_onevision import FRAME, WHOLE, noise, onevision_family, onevision_records, their_processor
 from tests.support.tiny.llava_onevision import SIZES as OV_SIZES
 from tests.support.tiny.qwen import qwen_batch
@@ -34,28 +35,10 @@ def test_images_are_padded_to_a_square_of_the_mean_colour(tiny_family):
     assert torch.allclose(pixels[1], torch.tensor(-1.0))
 
 
-@torch.no_grad()
-def test_features_stand_in_the_order_of_images_and_words_stay_words(tiny_family):
-    batch = make_batch([(1, 9), (2, 7), (0, 12)])
-    embeds = tiny_family.embed(batch)
-    words = tiny_family.model.get_input_embeddings()(batch.input_ids_BN)
-    visual = batch.regions_BN == Region.VISUAL
-    features = tiny_family.model.model.get_image_features(pixel_values=batch.pixel_values).pooler_output
-    assert torch.equal(embeds[~visual], words[~visual])
-    assert torch.equal(embeds[visual], torch.cat(list(features)))
-
-
 def test_a_wrong_number_of_image_tokens_names_the_records(tiny_family):
     batch = make_batch([(1, 9), (0, 5)])
     batch.input_ids_BN[0, 2] = 11
-    with pytest.raises(ValueError, match=r"63 image tokens but 64 visual features .* records sample-0, sample-1"):
-        tiny_family.embed(batch)
-
-
-def test_positions_count_real_tokens_on_either_side(tiny_family):
-    for pad_left, expected in ((False, [0, 1, 2, 3, 4, 4, 4]), (True, [0, 0, 0, 1, 2, 3, 4])):
-        batch = make_batch([(0, 5), (0, 3)], pad_left)
-        assert tiny_family.positions(batch)[1].tolist() == expected
+    refuses(r"63 image tokens but 64 visual features .* records sample-0, sample-1", tiny_family.embed, batch)
 
 
 @pytest.fixture(scope="module")
@@ -68,18 +51,8 @@ def drawn(tmp_path):
     return next_records(tmp_path)
 
 
-def test_records_have_a_visual_row_for_every_patch_and_newline(next_one, drawn):
-    batch = next_batch(next_one, drawn)
-    assert batch.regions_BN.eq(Region.VISUAL).sum(-1).tolist() == [TOKENS[0], sum(TOKENS[1:]), 0]
-    assert batch.image_grid_I3.tolist() == [[next_one.layout.tiles(size), *size] for size in SIZES]
-    decoded = [next_one.tokenizer.decode(row[row != -100]) for row in batch.labels_BN]
-    assert decoded == ["the red </s>", "red </s> blue </s>", "blue </s>"]
-
-
-@torch.no_grad()
 def test_newlines_are_projected_to_their_embedding_and_know_no_tile(next_one, drawn):
-    batch = next_batch(next_one, drawn)
-    states = next_one.visual_states(batch, "received")
+    states = next_one.visual_states(next_batch(next_one, drawn), "received")
     for tokens_TC, tiles_T, received_T, keys_Td, cls_IC, size in zip(
         states.tokens, states.tiles, states.received, states.keys, states.cls, SIZES, strict=True
     ):
@@ -93,7 +66,6 @@ def test_newlines_are_projected_to_their_embedding_and_know_no_tile(next_one, dr
         assert tiles_T.max() + 1 == len(cls_IC) == next_one.layout.tiles(size)
 
 
-@torch.no_grad()
 def test_a_patchs_attention_is_that_of_its_own_tiles_class_token(next_one, drawn):
     batch = next_batch(next_one, drawn[:1])
     states, tower = next_one.visual_states(batch, "received"), next_one.model.model.vision_tower
@@ -151,10 +123,8 @@ def test_a_videos_prompt_is_transformers(family):
     assert int(family.is_visual(mine["input_ids"]).sum()) == 3 * FRAME + 1
 
 
-@torch.no_grad()
 def test_features_are_transformers_in_order(family, tmp_path):
-    batch = qwen_batch(family, onevision_records(tmp_path))
-    states = family.visual_states(batch)
+    states = family.visual_states(qwen_batch(family, onevision_records(tmp_path)))
     shown = [noise(*size, i) for i, size in enumerate(OV_SIZES)]
     theirs = their_processor(family).image_processor([shown[2:], shown[:2]], return_tensors="pt")
     expected = family.model.model.get_image_features(**theirs).pooler_output
@@ -163,10 +133,8 @@ def test_features_are_transformers_in_order(family, tmp_path):
     assert states.cls is states.received is states.keys is None
 
 
-@torch.no_grad()
 def test_a_videos_features_are_an_entry_for_each_frame_with_the_newline_on_the_last(family):
-    shown = [video(2), noise(20, 20), video(2, 5)]
-    given = inputs_of(family, "what moves?", shown)
+    given = inputs_of(family, "what moves?", [video(2), noise(20, 20), video(2, 5)])
     batch = batch_from_inputs(family, given["input_ids"], given["attention_mask"].bool(), given, None)
     assert batch.image_grid_I3.tolist() == [[2, 0, 0], [2, 20, 20], [2, 0, 0]]
     assert batch.images_per_sample_B.tolist() == [3]
@@ -210,8 +178,7 @@ def test_what_the_processor_made_is_read_back_for_a_batch_of_prompts(family):
 )
 def test_what_is_no_processors_output_is_refused(family, change, message):
     given = inputs_of(family, "what?", [noise(*OV_SIZES[0])]) | change
-    with pytest.raises(ValueError, match=message):
-        batch_from_inputs(family, given["input_ids"], given["attention_mask"].bool(), given, None)
+    refuses(message, lambda: batch_from_inputs(family, given["input_ids"], given["attention_mask"].bool(), given, None))
 
 
 def test_videos_of_unequal_length_in_one_prompt_are_refused(family):
@@ -221,5 +188,4 @@ def test_videos_of_unequal_length_in_one_prompt_are_refused(family):
 
 def test_another_tower_is_refused(family):
     family.model.config.vision_feature_select_strategy = "default"
-    with pytest.raises(ValueError, match=r"with a SigLIP tower whose patches all stay"):
-        LlavaOnevisionFamily(family.model, family.processor)
+    refuses(r"with a SigLIP tower whose patches all stay", LlavaOnevisionFamily, family.model, family.processor)

@@ -16,6 +16,7 @@ from subtoken_train.families.load import layout_family
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from subtoken_train.types import Region, Turn
 from tests.support.helpers import check_logits, compress
+from tests.support.refusals import refuses, refusing
 from tests.support.tiny import idefics3, internvl, mistral3, noises, padded, qwen, three_records
 from tests.support.tiny import llava as llava_next
 from tests.support.tiny.qwen import glm_family
@@ -301,13 +302,11 @@ MADE_OTHERWISE = {
 }
 
 
-@pytest.mark.parametrize("name", MADE_OTHERWISE)
-def test_what_is_no_processors_output_is_refused(name):
-    kind, change, words = MADE_OTHERWISE[name]
+@pytest.mark.parametrize(("kind", "change", "words"), MADE_OTHERWISE.values(), ids=MADE_OTHERWISE)
+def test_what_is_no_processors_output_is_refused(kind, change, words):
     images = noises(CASES[kind].sizes)
     given = CASES[kind].inputs(built(kind), images, "left")
-    with pytest.raises(ValueError, match=words):
-        batch_of(built(kind), {**given, **change(given, images)})
+    refuses(words, lambda: batch_of(built(kind), {**given, **change(given, images)}))
 
 
 def spoiled(kind: str, **settings: object) -> list[torch.Tensor]:
@@ -344,10 +343,4 @@ NOT_TAKEN = {
         "the checkpoint's own proc",
     ),
 }
-
-
-@pytest.mark.parametrize("name", NOT_TAKEN)
-def test_what_a_family_does_not_take_is_refused_in_words(name):
-    act, words = NOT_TAKEN[name]
-    with pytest.raises(ValueError, match=words):
-        act()
+test_what_a_family_does_not_take_is_refused_in_words = refusing(NOT_TAKEN)

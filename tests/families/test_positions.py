@@ -78,9 +78,8 @@ BOUNDS = {
 }
 
 
-@pytest.mark.parametrize("case", BOUNDS)
-def test_the_bound_is_what_the_configuration_says(case):
-    config, expected = BOUNDS[case]
+@pytest.mark.parametrize(("config", "expected"), BOUNDS.values(), ids=BOUNDS)
+def test_the_bound_is_what_the_configuration_says(config, expected):
     assert position_bound(config) == expected
 
 
@@ -106,9 +105,9 @@ def quietly(call):
 @sampled("kind", SCALINGS, every=3)
 def test_long_prompts_are_answered_as_transformers_answers_them(kind, chunk):
     """Below the original length, across it, past it, past the bound; in any order on the same object."""
-    family = scaled(kind, "qwen2" if kind == "yarn" else "llama")
-    lengths = [70, 40, 27, 60]
-    fresh = {length: plain_tokens(scaled_like(family, kind), asked(length), 8) for length in lengths}
+    name, lengths = "qwen2" if kind == "yarn" else "llama", [70, 40, 27, 60]
+    family = scaled(kind, name)
+    fresh = {length: plain_tokens(scaled(kind, name).model, asked(length), 8) for length in lengths}
     model = SubTokenModel(family.model, family.tokenizer, prefill_chunk=chunk)
     for length in lengths:
         out, said = quietly(partial(plain_tokens, model, asked(length), 8))
@@ -117,18 +116,11 @@ def test_long_prompts_are_answered_as_transformers_answers_them(kind, chunk):
         assert all(f"longer than the {BOUND} positions" in each for each in said)
 
 
-def scaled_like(family, kind):
-    """The same model, new."""
-    return scaled(kind, family.model.config.model_type).model
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
 @pytest.mark.parametrize("length", [30, 50])
 def test_scores_are_those_of_tokens_that_are_said_one_by_one(kind, length):
     """What ``generate`` says has its own logits' probabilities."""
-    family = scaled(kind)
-    backbone, prompts = compress(family).eval(), text_batch([(length - 6, 5, 0)])
+    backbone, prompts = compress(scaled(kind)).eval(), text_batch([(length - 6, 5, 0)])
     cache, given, total = PackedCache(3), [7, 8, 9, 10, 11, 12], 0.0
     logits = prefill(backbone, prompts, cache, Compression()).logits_BV
     for token in given:
@@ -177,8 +169,7 @@ def test_what_passes_the_bound_is_said_once():
     model = SubTokenModel(family.model, family.tokenizer)
     text = "the quick brown fox jumps over the lazy dog " * 4
     _, said = quietly(lambda: model.ask(text, ["the bee"], max_new_tokens=2))
-    start = int(model.cache.packed.next_position)
-    assert (said, start < 46) == ([], True)
+    assert (said, int(model.cache.packed.next_position) < 46) == ([], True)
     _, said = quietly(lambda: model.ask(None, ["the bee " * 20], max_new_tokens=2))
     assert len(said) == 1
     _, said = quietly(lambda: model.ask(text * 4, ["the bee", "the sun"], max_new_tokens=4))

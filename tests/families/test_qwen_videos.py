@@ -123,8 +123,7 @@ def test_inputs_read_back_are_the_batch_and_collate_makes_the_same(family, kind)
     assert sample.input_ids == inputs["input_ids"][0].tolist()
     assert sample.regions == batch.regions_BN[0].tolist()
     assert sample.rank_position == (int(batch.rank_position_B[0]) if pictures else -1)
-    visual = family.is_visual(batch.input_ids_BN[0])
-    assert torch.equal(visual, batch.regions_BN[0] == Region.VISUAL)
+    assert torch.equal(family.is_visual(batch.input_ids_BN[0]), batch.regions_BN[0] == Region.VISUAL)
 
 
 def one_forward(family, inputs, pictures):
@@ -141,7 +140,6 @@ def one_forward(family, inputs, pictures):
     return family.model(inputs_embeds=embeds, attention_mask=inputs["attention_mask"], position_ids=position_ids).logits
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("kind", PICTURES)
 def test_logits_are_transformers_own(family, kind):
     """Bit for bit where its tower runs once; in mixed prompts it runs images and videos apart."""

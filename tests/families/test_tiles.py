@@ -11,7 +11,7 @@ from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOn
 
 from subtoken_train.families.idefics3 import Idefics3Processor
 from subtoken_train.families.images import Video
-from subtoken_train.families.tiles import TileLayout, ordered_pictures, pictures_per_sample
+from subtoken_train.families.tiles import TileLayout
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from tests.support.helpers import compress, eager_calls
@@ -35,78 +35,24 @@ def next_config(resolutions=NEXT, side=336, patch=14):
     return SimpleNamespace(vision_config=vision, image_grid_pinpoints=[list(each) for each in resolutions])
 
 
-def next_reference(config, tiles_IPC, size, newline_C):
-    packed, _ = LlavaNextModel.pack_image_features(
-        SimpleNamespace(config=config), [tiles_IPC], torch.tensor([size]), "default", newline_C
-    )
-    return packed[0]
+def reference(model, config, tiles_IPC, size, *further):
+    return model.pack_image_features(SimpleNamespace(config=config), [tiles_IPC], torch.tensor([size]), *further)[0][0]
 
 
-def onevision_reference(config, tiles_IPC, size, newline_C, most):
-    packed, _ = LlavaOnevisionModel.pack_image_features(
-        SimpleNamespace(config=config), [tiles_IPC], torch.tensor([size]), newline_C, f"anyres_max_{most}"
-    )
-    return packed[0]
-
-
-def test_packing_is_transformers_own_over_many_sizes():
-    config, generator = next_config(), torch.Generator().manual_seed(1)
-    layout, newline_C = TileLayout.of(config), torch.randn(2, generator=generator)
-    for size in random_sizes(150):
-        tiles_IPC = torch.randn(layout.tiles(size), 576, 2, generator=generator)
-        packed_TC = layout.pack(tiles_IPC, size, newline_C)
-        assert len(packed_TC) == layout.placeholders(size)
-        torch.testing.assert_close(packed_TC, next_reference(config, tiles_IPC, size, newline_C), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("most", [2, 9])
-def test_crops_of_too_many_patches_are_scaled_as_onevision_does(most):
-    """Of 27 x 27 patches a tile, odd crops among them."""
-    config, generator = next_config(ONEVISION, 384), torch.Generator().manual_seed(2)
+@pytest.mark.parametrize("most", [None, 2, 9])
+def test_packing_is_transformers_own_over_many_sizes(most):
+    """Onevision scales crops of too many patches: of 27 x 27 a tile, odd ones among them."""
+    config, generator = next_config(*(ONEVISION, 384) if most else ()), torch.Generator().manual_seed(1)
     layout, newline_C = TileLayout.of(config, most), torch.randn(2, generator=generator)
+    own = (LlavaOnevisionModel, newline_C, f"anyres_max_{most}") if most else (LlavaNextModel, "default", newline_C)
     scaled = 0
-    for size in random_sizes(60):
-        tiles_IPC = torch.randn(layout.tiles(size), 729, 2, generator=generator)
+    for size in random_sizes(60 if most else 150):
+        tiles_IPC = torch.randn(layout.tiles(size), 729 if most else 576, 2, generator=generator)
         packed_TC = layout.pack(tiles_IPC, size, newline_C)
         assert len(packed_TC) == layout.placeholders(size)
-        expected_TC = onevision_reference(config, tiles_IPC, size, newline_C, most)
-        torch.testing.assert_close(packed_TC, expected_TC, rtol=0, atol=0)
+        torch.testing.assert_close(packed_TC, reference(own[0], config, tiles_IPC, size, *own[1:]), rtol=0, atol=0)
         scaled += len(packed_TC) < TileLayout.of(config).placeholders(size)
-    assert 5 < scaled <= 60
-
-
-def marked(*counts):
-    """Prompts of so many placeholders."""
-    visual = torch.zeros(len(counts), 12, dtype=torch.bool)
-    for row, count in zip(visual, counts, strict=True):
-        row[1 : 1 + count] = True
-    return visual
-
-
-@pytest.mark.parametrize(
-    ("tokens", "prompts", "pictures"),
-    [
-        ([4, 3, 5], (4, 8), [1, 2]),
-        ([4, 3, 5], (0, 7, 0, 5), [0, 2, 0, 1]),
-        ([4, 4, 4], (4, 4, 4), [1, 1, 1]),
-        ([], (0, 0), [0, 0]),
-    ],
-)
-def test_pictures_go_to_the_prompts_that_have_their_placeholders(tokens, prompts, pictures):
-    assert pictures_per_sample(tokens, marked(*prompts)).tolist() == pictures
-
-
-@pytest.mark.parametrize(("tokens", "prompts"), [([4, 3], (4, 2)), ([4, 3], (4,)), ([4], (4, 3)), ([4, 3], (3, 4))])
-def test_pictures_that_fit_no_division_are_refused(tokens, prompts):
-    with pytest.raises(ValueError, match=r"pictures of \[4.* visual tokens but prompts of \["):
-        pictures_per_sample(tokens, marked(*prompts))
-
-
-def test_images_and_videos_stand_in_the_order_of_their_placeholders():
-    kinds = torch.tensor([[0, 2, 2, 2, 1, 1, 0, 1, 1, 1], [0, 0, 1, 1, 2, 2, 2, 2, 0, 0], [0] * 10])
-    assert ordered_pictures(kinds, {1: [2, 3, 2], 2: [3, 4]}) == [[(2, 0), (1, 0), (1, 1)], [(1, 2), (2, 1)], []]
-    with pytest.raises(ValueError, match=r"pictures of \[2, 3, 2, 4, 3\] visual tokens but prompts of \[8, 6, 0\]"):
-        ordered_pictures(kinds, {1: [2, 3, 2], 2: [4, 3]})
+    assert 5 < scaled <= 60 if most else scaled == 0
 
 
 def test_a_video_is_a_line_per_frame():
@@ -146,7 +92,6 @@ def test_a_checkpoint_that_does_not_cut_sees_wholes():
     assert len(whole.process_images(images)[0]) == len(images)
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("kind", ["internvl", *idefics3.KINDS])
 def test_a_token_receives_the_mean_of_its_four_patches(kind, tmp_path):
     """Of the class token's attention, or without one of all patches' of the tile; tokens stand row by row."""
@@ -171,7 +116,6 @@ def test_a_token_receives_the_mean_of_its_four_patches(kind, tmp_path):
     torch.testing.assert_close(family.project(torch.cat(states.tokens)), own)
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("kind", ["mistral", "ministral3"])
 def test_a_token_of_a_picture_of_any_size_receives_the_mean_of_its_patches(kind, tmp_path, monkeypatch):
     family, tokens = mistral3_family(kind), [rows * columns for rows, columns in mistral3.GRIDS]

@@ -1,5 +1,6 @@
 """Attention of some rows and of all is plain softmax; the gradient of a choice among keys."""
 
+from contextlib import nullcontext
 from unittest.mock import patch
 
 import pytest
@@ -22,6 +23,7 @@ from subtoken_train.functional.causal_attention import (
 )
 from tests.support.helpers import random_mask, random_scores
 from tests.support.shards import LargestTensor
+from tests.support.tape import unread
 
 
 @pytest.mark.parametrize("block", [1, 3, 100])
@@ -44,10 +46,6 @@ def test_it_is_softmax_over_what_stands_before(rows, block):
                 assert torch.allclose(found[sample, head, row], expected, atol=1e-5)
 
 
-FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
-BOTH = ("flash", "efficient")
-
-
 def states(rows, columns, heads=4, kv_heads=2, width=16, dtype=torch.float32, device="cpu"):
     generator = torch.Generator().manual_seed(0)
     shapes = (heads, rows), (kv_heads, columns), (kv_heads, columns)
@@ -57,7 +55,7 @@ def states(rows, columns, heads=4, kv_heads=2, width=16, dtype=torch.float32, de
 @pytest.mark.parametrize(
     ("kv_heads", "width", "dtype", "masked", "expected"),
     [
-        (4, 128, torch.bfloat16, False, BOTH),
+        (4, 128, torch.bfloat16, False, ("flash", "efficient")),
         (4, 128, torch.bfloat16, True, ("efficient",)),
         (2, 128, torch.bfloat16, False, ("flash",)),
         (2, 128, torch.bfloat16, True, ()),
@@ -118,14 +116,13 @@ def test_what_a_window_hides_is_not_read(rows, block):
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("width", [64, 80, 96, 128, 256])
 @pytest.mark.parametrize("rows", [300, 77, 1])
-@torch.no_grad()
 def test_a_fused_kernel_runs_every_call_on_a_gpu(dtype, kv_heads, width, rows):
     """No mask, a mask, a window; heads shared or not."""
     given = states(rows, 300, 4, kv_heads, width, dtype, "cuda")
     seen = torch.ones(2, 300, dtype=torch.bool, device="cuda")
     seen[1, :40] = False
     for each in (Seen(), Seen(seen), Seen(None, SlidingWindow(50, torch.arange(300, device="cuda").expand(2, -1)))):
-        with sdpa_kernel(FUSED):
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
             found = causal_attention(*given, each, width**-0.5, 64)
         wide = [x.double().cpu() for x in given]
         home = Seen(None if each.places_BK is None else each.places_BK.cpu(), each.window and windowed(300, 50))
@@ -256,11 +253,16 @@ def test_blocks_are_the_dense_rows_and_keys_receive_their_columns(problem, block
     assert torch.equal(times, rows.long())
     assert torch.allclose(matrix, expected, atol=1e-6)
     weight = torch.arange(rows.numel()).view_as(rows) % 7 / 3
-    with patch("subtoken_train.functional.causal_attention.BLOCK", block):
-        sums, weighted, largest = (attention_received(*given, *how) for how in ((), (weight,), (None, True)))
-    for found, columns in ((sums, expected), (weighted, expected * weight[:, None, :, None])):
-        assert torch.allclose(found, columns.sum(2).float(), atol=1e-5)
-    assert torch.allclose(largest, expected.amax(2).float(), atol=1e-6)
+    most = data.draw(st.sampled_from([None, int(rows.sum(-1).max())]))
+    for device in ("cuda", "cpu"):  # what is done on such a device: of a GPU nothing is read
+        patched = patch.multiple("subtoken_train.functional.causal_attention", BLOCK=block, DEVICES=(device,))
+        with patched, unread() if device == "cpu" else nullcontext():
+            sums, weighted, largest = (
+                attention_received(*given, *how, most=most) for how in ((), (weight,), (None, True))
+            )
+        for found, columns in ((sums, expected), (weighted, expected * weight[:, None, :, None])):
+            assert torch.allclose(found, columns.sum(2).float(), atol=1e-5)
+        assert torch.allclose(largest, expected.amax(2).float(), atol=1e-6)
 
 
 def test_bf16_inputs_are_computed_in_fp32_and_large_scores_do_not_overflow():

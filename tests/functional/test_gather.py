@@ -10,6 +10,7 @@ from tests.support.helpers import random_mask, random_scores
 
 SIZES, SEEDS = st.tuples(st.integers(1, 4), st.integers(1, 9)), st.integers(0, 10_000)
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
+KEYS = st.lists(st.integers(-(2**40), 2**40), min_size=1, max_size=5)
 
 
 @given(sizes=SIZES, seed=SEEDS, levels=st.sampled_from([None, 1, 3]), dtype=DTYPES)
@@ -53,9 +54,6 @@ def test_only_marked_rows_get_a_gradient_and_autocast_lowers_nothing():
     assert torch.equal(mean, (rows[:, 0] + rows[:, 2]) / 2)
     mean.sum().backward()
     assert torch.equal(rows.grad[0, :, 0], torch.tensor([0.5, 0.0, 0.5]))
-
-
-KEYS = st.lists(st.integers(-(2**40), 2**40), min_size=1, max_size=5)
 
 
 @given(keys=KEYS, others=st.lists(st.integers(0, 2**31), max_size=4), data=st.data())

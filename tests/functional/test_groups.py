@@ -54,9 +54,7 @@ def test_split_expand_and_apply_follow_the_channels(geometry, seed):
 def test_a_fill_stands_where_a_group_is_dropped(geometry, seed, dtype, fills, scaled):
     """Exactly: a kept group is the value itself, a dropped one the fill; a scaled one lies on the line through both."""
     heads, head_dim, num_groups, layout = geometry
-    value, fill = (
-        random_scores(seed + i, *lead, heads * head_dim).to(dtype) for i, lead in enumerate([(2, 3), (fills,)])
-    )
+    value, fill = (random_scores(seed + i, *a, heads * head_dim).to(dtype) for i, a in enumerate([(2, 3), (fills,)]))
     mask = random_mask(seed, 2, 3, num_groups)
     routed = apply_group_mask(value, mask * 1.5 if scaled else mask, heads, layout, fill)
     own = value * 1.5 - fill[:, None] * 0.5 if scaled else value

@@ -114,9 +114,7 @@ def test_counts_histogram_and_entropy_of_masks(size, seed):
     rows = routed_rows(mask, routed)
     counts, total = [sum(row[s] for row in rows) for s in range(size[2])], sum(map(sum, rows))
     assert masks.group_counts(mask, routed).tolist() == counts
-    assert masks.kept_histogram(mask, routed).tolist() == [
-        sum(sum(row) == k for row in rows) for k in range(size[2] + 1)
-    ]
+    assert masks.kept_histogram(mask, routed).tolist() == [sum(sum(r) == k for r in rows) for k in range(size[2] + 1)]
     assert masks.group_usage(mask, routed).sum() == pytest.approx(1 if total else 0)
     shares = [count / max(len(rows), 1) for count in counts]
     largest = entropy_of_yes(sum(shares) / len(shares))

@@ -115,8 +115,7 @@ def test_elastic_as_released_joins_the_same_way(shared):
         goes = torch.cat([goes, target[dropped[both]]])
         out = torch.cat([torch.arange(start), kept, torch.tensor([length - 1])])
         for name in ("keys", "values"):
-            states = tensors[name][layer][:, :, moved]
-            joined = joined_means(states, goes[None, None])
+            joined = joined_means(tensors[name][layer][:, :, moved], goes[None, None])
             expected = tensors[f"{name}_out_layer{layer}"]
             near("elastic", f"elasticcache_as_released: {name} joined", joined[:, :, out], expected)
 
@@ -184,8 +183,7 @@ def test_golden_of_the_qwen_release(shared):
     targets = contextual_targets(int(rest.sum()), max(int(params["contextual_ratio"] * len(tokens)), 1))
     merged = contextual_tokens(tokens[rest], golden["key_merged"].mean(0)[rest], targets)
     places = rest.nonzero()[targets, 0]
-    kept = sorted([*dominant.tolist(), *places.tolist()])
-    positions = torch.cat([visual[kept], text]).sort().values
+    positions = torch.cat([visual[sorted([*dominant.tolist(), *places.tolist()])], text]).sort().values
     alike("visionzip", "visionzip_qwen25vl_lightcompress", positions, golden["kept_positions"])
     ours = embeds.index_copy(0, visual, tokens.index_copy(0, places, merged))[golden["kept_positions"]]
     near("visionzip", "visionzip_qwen25vl_lightcompress: embeddings", ours, out, rtol=1e-5)

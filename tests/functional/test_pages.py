@@ -37,8 +37,7 @@ def test_scores_equal_a_plain_loop(size, page_size, seed, dtype):
     query = random_scores(seed, batch, kv_heads * group, length, width, dtype=dtype)
     key = random_scores(seed + 1, batch, kv_heads, length, width, dtype=dtype)
     context, asks = random_mask(seed + 2, batch, length), random_mask(seed + 3, batch, length, share=0.4)
-    page = page_index(context, page_size)
-    low, high = page_bounds(key, page, -(-length // page_size))
+    low, high = page_bounds(key, page_index(context, page_size), -(-length // page_size))
     scores = page_scores(query, asks, low, high)
     for sample in range(batch):
         expected = scores_by_loop(query[sample], key[sample], context[sample], asks[sample], page_size)

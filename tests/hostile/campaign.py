@@ -18,10 +18,9 @@ CLASSES: dict[str, tuple[Make, int]] = {
     "picture_forms": (pictures.forms, 4), "arguments": (command_lines.arguments, 8), "folders": (outputs.folders, 4),
     "benchmark_files": (own_data.benchmarks, 4), "backbones": (models.backbones, 4), "calls": (requests.calls, 4),
     "calibrations": (models.calibrations, 3), "caches": (models.caches, 4), "own_folders": (own_data.own_folders, 5),
-    "record_switches": (own_data.switches, 3), "odd_paths": (command_lines.odd_paths, 4),
+    "odd_paths": (command_lines.odd_paths, 4),
     "full_disks": (outputs.full_disks, 2), "prompt_files": (own_data.prompt_files, 3), "prompts": (requests.prompts, 3),
-    "tokenizer_swaps": (models.tokenizer_swaps, 2), "demo_requests": (requests.demo, 3),
-    "chat_requests": (requests.chat, 3), "scripts": (command_lines.scripts, 3), "http_requests": (requests.http, 3),
+    "demo_requests": (requests.demo, 3), "chat_requests": (requests.chat, 3), "http_requests": (requests.http, 3),
 }  # fmt: skip
 """Generator and weight by name: a weight of 2 draws twice as many cases as one of 1."""
 COUNTED = {

@@ -1,17 +1,12 @@
-"""Command lines: words that do not belong there, paths that are none, and names that a shell would take for its own."""
+"""Command lines: words that do not belong there, and paths that are none."""
 
-import os
 import random
-import subprocess
-from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 
-import yaml
-
 from subtoken_train.cli.command_line import Parser
 from subtoken_train.cli.main import command_module
-from tests.hostile.case import CANARY, VLM, Answer, Case, Expect, Place, Reference, same
+from tests.hostile.case import Case, Expect, Place, same
 from tests.hostile.grammar import NAMES, ROUND, put
 
 NO_COUNT = (*"1.5 NaN inf x 0x10 None [] 9e9 1_0.0 --".split(), "", " ")
@@ -165,57 +160,3 @@ def odd_paths(draw: random.Random, place: Place) -> Case:
     else:
         words.insert(1 if "  " in text else len(words), path)
     return Case(f"{text[:60]}: {kind}", words, Expect.REFUSED, says=("odd",))
-
-
-TOUCH = f"touch {CANARY}"
-PIECES = (  # what a shell or a terminal would take for its own
-    f"\n{TOUCH}\n", f"\r\n{TOUCH} #", f"`{TOUCH}`", f"$({TOUCH})", f"; {TOUCH};", f"' {TOUCH} '", f'" {TOUCH} "',
-    "\n", "\t", " ", "'", '"', "\\", "#", "*", "~", "!", "$HOME", "&", "\x1b[31m", "\u202e", "\u200b", "\x85", "é",
-)  # fmt: skip
-
-
-def shell_name(draw: random.Random) -> str:
-    return "".join(f"x{piece}" for piece in draw.choices(PIECES, k=draw.choice((1, 2, 4))))
-
-
-def scripts(draw: random.Random, place: Place) -> Case:
-    kind, mine, folder = draw.choice(("--dry-run", "--slurm", "grid")), shell_name(draw), f"runs/{shell_name(draw)}"
-    place.copy(f"{VLM}.yaml", f"{mine}.yaml")
-    fit = ["fit", "--config", f"{mine}.yaml"]
-    if kind == "grid":
-        arms = [{"adapter": f"runs/{mine}/adapter"}]
-        grid = {"out": "results", "anchors": "none", "tasks": ["scenes_pope"], "arms": arms}
-        place.write("grid.yaml", yaml.safe_dump(grid))
-        words = ["sweep", "--grid", "grid.yaml", "--slurm"]
-        right = run_by_bash(place, [[*fit, f"--output_dir=runs/{mine}"]])
-        return Case(f"{kind}: {mine!r}", words, Expect.TAKEN, reference=right)
-    tasks = [[*fit, f"--data.seed={seed}", f"--output_dir={folder}/seed={seed}"] for seed in (1, 2)]
-    words = ["sweep", *fit[1:], "--set", "data.seed=1,2", "--output_dir", folder, kind]
-    # what Slurm reads itself knows no way to write such a character
-    unnamed = kind == "--slurm" and not folder.isprintable()
-    expect, says = (Expect.REFUSED, ("#SBATCH",)) if unnamed else (Expect.TAKEN, ())
-    return Case(f"{kind}: {mine!r} {folder!r}", words, expect, reference=run_by_bash(place, tasks), says=says)
-
-
-def run_by_bash(place: Place, right: Sequence[Sequence[str]]) -> Reference:
-    """Each task of the script, or each of its lines, starts ``subtoken-train`` with these words; there are no more."""
-
-    def difference(answer: Answer) -> str | None:
-        programs = place.root / "bin"
-        programs.mkdir()
-        for program, said in (("subtoken-train", '"$@"'), ("srun", '"${@:2}"')):
-            (programs / program).write_text(f"#!/bin/bash\nprintf '%s\\0' {said}\nprintf '\\n\\0'\n")
-            (programs / program).chmod(0o755)
-        said, script = b"", answer.out
-        if "SLURM" not in script:  # a dry run: what it needs stands around the commands
-            script = "\n".join(line for line in script.split("\n") if line.startswith("subtoken-train "))
-        for task in range(len(right)) if "SLURM" in answer.out else range(1):
-            around = {"PATH": f"{programs}:{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": str(task)}
-            done = subprocess.run(["bash", "-c", script], env=around, cwd=place.root, capture_output=True, check=False)
-            said += done.stdout + done.stderr
-        if (place.root / CANARY).exists():
-            return f"the script ran a name: {answer.out[-600:]}"
-        wanted = b"".join(os.fsencode("\0".join((*words, "\n", ""))) for words in right)
-        return None if said == wanted else f"{said[-400:]!r} is not {wanted[-400:]!r}"
-
-    return difference

@@ -246,7 +246,7 @@ def parsed_parquet(content: bytes) -> Any:
         raise NoDocument(str(error)) from None
     try:
         table = file.read()
-        return [table.to_pylist(), repr(table.schema.metadata)]
+        return [table.to_pylist(), repr(table.schema.metadata), repr(file.metadata.metadata)]
     except Exception:  # in a column that perhaps nobody reads
         return None
 

@@ -372,28 +372,3 @@ def caches(draw: random.Random, place: Place) -> Case:
     what, expect = draw.choice((*(forged,) * 7, cache_bytes, cache_bytes, no_cache, whole))(draw, path)
     reference = made(lambda: right_answer(place.pool, name))
     return Case(f"cache {name} {what}", lambda: answer_from(model(place.pool, name), path), expect, reference=reference)
-
-
-def other_tokenizer(draw: random.Random, content: dict[str, Any]) -> str:
-    words = content["model"]["vocab"]
-    one, other = draw.sample(sorted(word for word in words if not word.startswith("<")), 2)
-    if draw.random() < 0.3:
-        content["normalizer"] = {"type": "Lowercase"}
-        return "a normaliser more"
-    words[one], words[other] = words[other], words[one]
-    return f"{one!r} and {other!r} exchanged"
-
-
-def tokenizer_swaps(draw: random.Random, place: Place) -> Case:
-    name = draw.choice(CACHES)
-    folder = place.copy(f"backbones/{'tiny-llava' if name == 'vlm' else 'tiny-llama'}", "backbone")
-    content = json.loads((folder / "tokenizer.json").read_text())
-    expect = Expect.TAKEN if draw.random() < 0.25 else Expect.REFUSED
-    what = "the same, written otherwise" if expect is Expect.TAKEN else other_tokenizer(draw, content)
-    (folder / "tokenizer.json").write_text(json.dumps(content, ensure_ascii=draw.random() < 0.5))
-
-    def call() -> Any:
-        return answer_from(asked_model(place.pool, name, folder), place.pool / f"caches/{name}.safetensors")
-
-    reference = made(lambda: right_answer(place.pool, name))
-    return Case(f"cache {name}, tokenizer: {what}", call, expect, reference=reference, says=("tokenizer",))

@@ -4,11 +4,10 @@ import csv
 import json
 import random
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.hostile.case import Answer, Case, Expect, Place, Reference, Spoilt, command, read_by
+from tests.hostile.case import Case, Expect, Place, Reference, Spoilt, read_by
 from tests.hostile.grammar import (
     CSV,
     JSON,
@@ -176,78 +175,6 @@ def prompt_files(draw: random.Random, place: Place) -> Case:
     return read_by(place, f"{text} --batch-size {draw.choice('12')}", spoilt)
 
 
-ON, OFF = (True, 1, 1.0), (False, 0, 0.0)
-SWITCHES = ("loss", "trainable", "train", "weight", "loss_weight", "training")
-NEITHER = (0.5, 2, -1, "no", "maybe", [1, 0], {"a": 1})
-UNREAD: dict[str, Any] = {
-    "label": "bad", "kto_tag": False, "videos": ["a.mp4"], "video": "a.mp4", "objects": [{"bbox": [1, 2, 3, 4]}],
-    "bbox": [1, 2, 3, 4], "masks": ["a.png"], "audio": "a.wav", "audios": ["a.wav"], "chosen": "yes", "rejected": "no",
-    "rejected_response": "no", "tools": [{"name": "search"}], "labels": [1, 2, 3], "input_ids": [1, 2, 3],
-    "completion_mask": [0, 1], "image_url": "a.png", "image_paths": ["a.png"], "my_image": "a.png",
-    "mask_history": True, "history": [["a", "b"]],
-}  # fmt: skip
-"""Fields of a record that some trainer reads, or that are called like a medium or a mask."""
-OF_MESSAGE = {
-    "tool_calls": [{"name": "search"}], "images": ["a.png"], "reasoning_content": "since it is so",
-    "token_weights": [0, 1], "audio": "a.wav",
-}  # fmt: skip
-NOTES = ("source", "dataset", "model", "license", "width", "category", "tags")
-ASKED, ANSWERS = ("<image>\nis there a 2 ?", "what is at A1 ?", "how many white ?"), ("yes", "red 8", "3")
-NAMES_OF = {"from": "role", "value": "content", "human": "user", "gpt": "assistant"}  # as OpenAI calls them
-
-
-def switched(draw: random.Random, answers: list[dict[str, Any]], learnt: list[bool]) -> tuple[Spoilt, dict[str, Any]]:
-    """What was done and must come of it, and fields of the record; ``learnt``: which answers are, changed in place."""
-    kind = draw.choice((*["obeyed"] * 3, "odd", "unread", "unread", "of a message", "nothing", "nothing"))
-    name, answer = draw.choice(SWITCHES), draw.choice(answers)
-    if kind == "obeyed":  # answers that are read and not learnt; one of them is learnt
-        for index in draw.sample(range(len(answers)), draw.randrange(len(answers))):
-            learnt[index] = False
-        for turn, each in zip(answers, learnt, strict=True):
-            turn[name] = draw.choice(ON if each else OFF)
-        return (f"{name}: {learnt}", Expect.TAKEN), {}
-    if kind == "nothing":  # empty, or a note
-        note = (draw.choice(NOTES), draw.choice(("x", 3, ["a"])))
-        field = dict([draw.choice((note, (draw.choice(("videos", "tools", "chosen", "audio")), None)))])
-        return (f"{field}", Expect.TAKEN), field
-    if kind == "unread":  # it changes what is learnt or seen, and is not read
-        field = dict([draw.choice(list(UNREAD.items()))])
-        return (f"{field}", Expect.REFUSED), field
-    field = {name: draw.choice(NEITHER)} if kind == "odd" else dict([draw.choice(list(OF_MESSAGE.items()))])
-    answer.update(field)
-    return (f"a message's {field}", Expect.REFUSED), {}
-
-
-def switches(draw: random.Random, place: Place) -> Case:
-    rows, count = [], draw.choice((1, 2, 2, 3))
-    for asked, answer in zip(ASKED[:count], ANSWERS, strict=False):
-        rows += [{"from": "human", "value": asked}, {"from": "gpt", "value": answer}]
-    learnt = [True] * count
-    (what, expect), fields = switched(draw, rows[1::2], learnt)
-    form = draw.choice(("messages", "conversations"))
-    if form == "messages":
-        rows = [{NAMES_OF.get(key, key): NAMES_OF.get(row[key], row[key]) if key == "from" else row[key] for key in row}
-                for row in rows]  # fmt: skip
-    place.copy("images/a.png", "a.png")
-    place.write("data.json", json.dumps([{"id": "one", "image": "a.png", form: rows, **fields}] * 2))
-    way = draw.choice(("preview --count 1", "preview --count 1", "fit"))
-    words = place.words(f"{way} --config {{recipe}} --data.train_file={place.work}/data.json")
-    return Case(f"{way}: {what}", words, expect, ("run",), reference=labels(learnt, words[1:] if way == "fit" else []))
-
-
-def labels(learnt: Sequence[bool], fitted: Sequence[str]) -> Reference:
-    """The preview trains these answers and no others; of a file that was trained on, too."""
-
-    def difference(answer: Answer) -> str | None:
-        shown_rows = command(["preview", "--count", "1", *fitted]).out if fitted else answer.out
-        rows = re.findall(r"(?m)^ +answer +(trained|masked) +\d+ +(.*)$", shown_rows)
-        got = [text.replace("</s>", "").strip() for state, text in rows if state == "trained"]
-        right = [text for text, each in zip(ANSWERS, learnt, strict=False) if each]
-        return None if got == right else f"trains {got}, not {right}"
-
-    return difference
-
-
 POPE = {f"coco_pope_{name}.json": "* *.image *.text *.label" for name in ("adversarial", "random", "popular")}
 READ = {  # places of the files that are read, and what stands there is of one kind
     "testdev_balanced_questions.json": "* *.question *.answer",
@@ -316,7 +243,7 @@ SCORES = Document(
     {f"runs.0.{key}": [each for each in NO_SCORE if each not in right] for key, right in RIGHT_SCORES.items()},
     loose="runs.0.predictions.* runs.0.measures",
     open="* runs.0.* runs.0.measures.*",
-    free="runs.0.seconds",
+    free="runs.0.seconds runs.0.prompts_with_an_emptied_region",
 )
 MARKUP = (
     *("[red]x[/red]", "[/bold]", "[link=http://x]y", "=cmd|' /C calc'!A0", "+1", "@x", "[bold"),

@@ -112,14 +112,13 @@ def _own_data(folder: Path) -> None:
 CACHES = ("lm", "vlm")
 
 
-def asked_model(folder: Path, name: str, backbone: Path | None = None) -> Any:
+def asked_model(folder: Path, name: str) -> Any:
     from subtoken_train import SubTokenModel
 
     if name == "vlm":
-        other = {} if backbone is None else {"backbone": str(backbone)}
-        return SubTokenModel.from_pretrained(folder / "adapters" / VLM, **other)
+        return SubTokenModel.from_pretrained(folder / "adapters" / VLM)
     settings = {"eviction": "ada(knorm)", "eviction_keep": 0.5, "kv_dtype": "int8"}
-    return SubTokenModel.from_pretrained(backbone or folder / "backbones/tiny-llama", **settings)
+    return SubTokenModel.from_pretrained(folder / "backbones/tiny-llama", **settings)
 
 
 def _run(folder: Path) -> None:

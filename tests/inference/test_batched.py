@@ -52,7 +52,6 @@ def assert_scores(outcome, logits, of_prompt):
 
 
 @sampled("levels", CELLS, every=4, ids=name_of)
-@torch.no_grad()
 def test_scores_from_a_compressed_cache_are_a_masked_recompute(levels):
     cell = CELL | levels
     backbone, compression = backbone_of(cell), compression_of(cell)
@@ -157,7 +156,6 @@ def test_bytes_of_all_samples_are_the_cache(levels, protocol, kind):
 
 
 @pytest.mark.parametrize("eviction", ["none", "own_sets"])
-@torch.no_grad()
 def test_bytes_of_a_region_are_counted_entry_by_entry(eviction):
     """KIVI leaves the latest entries of a head whole, whichever region they are of."""
     cell = CELL | {"selector": "none", "precision": "kivi4", "eviction": eviction}
@@ -247,7 +245,6 @@ FORCED = {
 }
 
 
-@torch.no_grad()
 def forced_by_hand(backbone, prompt, compression, protocol, tokens):
     """(log-probability, share that greedy decoding would say) of one prompt's tokens, fed one after another."""
     cache = PackedCache(backbone.family.shape.num_layers)

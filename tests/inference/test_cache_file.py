@@ -22,6 +22,7 @@ from subtoken_train.inference.compression import Compression
 from tests.inference.test_asking import CELLS, QUESTIONS, TEXTS, asking, contexts_of
 from tests.support.generation_cells import PLAIN
 from tests.support.packing import short_runs  # noqa: F401  (a fixture)
+from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 
@@ -99,15 +100,13 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_another_model_is_refused(name, saved):
-    make, words = MODELS[name]
+@pytest.mark.parametrize(("make", "words"), MODELS.values(), ids=MODELS)
+def test_another_model_is_refused(make, words, saved):
     model = make(saved[0])
     with pytest.raises(ValueError, match=words) as error:
         model.load_cache(saved[2])
     assert len(str(error.value)) < 500
-    with pytest.raises(ValueError, match="no context has been compressed yet"):
-        model.ask(None, QUESTIONS)
+    refuses("no context has been compressed yet", model.ask, None, QUESTIONS)
 
 
 def test_another_training_of_the_same_adapter_is_refused(tmp_path):
@@ -117,8 +116,7 @@ def test_another_training_of_the_same_adapter_is_refused(tmp_path):
     other.load_cache(path)
     with torch.no_grad():
         next(other.backbone.bank.parameters()).mul_(1.001)
-    with pytest.raises(ValueError, match=r"was made with adapter \w{12}, and this model has adapter \w{12}"):
-        other.load_cache(path)
+    refuses(r"was made with adapter \w{12}, and this model has adapter \w{12}", other.load_cache, path)
 
 
 def test_other_files_are_refused(saved, tmp_path):
@@ -135,16 +133,14 @@ def test_other_files_are_refused(saved, tmp_path):
     for name, spoilt in files.items():
         (tmp_path / name).write_bytes(spoilt)
     for name in (*files, "folder", "pipe", "weights", "nowhere"):
-        with pytest.raises(ValueError, match=name):
-            model.load_cache(tmp_path / name)
+        refuses(name, model.load_cache, tmp_path / name)
 
 
 def test_a_file_is_not_written_over_unless_told(saved, tmp_path):
     model, _, path = saved
     before = path.read_bytes()
     for place, words in ((path, "exists; name another file, or pass overwrite=True"), (tmp_path, "is a folder")):
-        with pytest.raises(ValueError, match=words):
-            model.cache.save(place)
+        refuses(words, model.cache.save, place)
     model.cache.save(path, overwrite=True)
     assert path.read_bytes() == before
     assert [each.name for each in path.parent.iterdir()] == [path.name]
@@ -194,8 +190,7 @@ def test_a_cache_of_the_first_version_is_read_with_a_warning(saved, tmp_path):
     with pytest.warns(SubTokenWarning, match=r"was saved by version 0\.2, which did not note the tokenizer"):
         other.load_cache(tmp_path / "1")
     assert other.ask(None, QUESTIONS, max_new_tokens=4) == answers
-    with pytest.raises(ValueError, match="not a cache of this model: its model names no tokenizer"):
-        other.load_cache(tmp_path / f"{VERSION}")
+    refuses("not a cache of this model: its model names no tokenizer", other.load_cache, tmp_path / f"{VERSION}")
 
 
 @pytest.mark.parametrize(
@@ -209,8 +204,7 @@ def test_a_cache_of_the_second_version_with_a_scale_per_group_is_refused(groups,
     old = forged(tmp_path / "old.safetensors", {**record, "version": 2}, tensors)
     other = SubTokenModel.around(model.backbone, model.compression)
     if not read:
-        with pytest.raises(ValueError, match=r"has version 2, whose int8 value groups have a scale each.*compress"):
-            other.load_cache(old)
+        refuses(r"has version 2, whose int8 value groups have a scale each.*compress", other.load_cache, old)
         return
     other.load_cache(old)
     assert other.ask(None, asked, max_new_tokens=4) == answers
@@ -223,8 +217,7 @@ def parts(path):
 
 
 def forged(path, record, tensors):
-    text = json.dumps(record)
-    save_file(tensors, path, sealed(text, tensors))
+    save_file(tensors, path, sealed(json.dumps(record), tensors))
     return path
 
 

@@ -72,7 +72,6 @@ def test_live_tensors_grow_by_what_is_reported(own_sets, kv_dtype):
 
 @pytest.mark.parametrize("routing", [None, ROUTING])
 @pytest.mark.parametrize("kv_dtype", ["model", "int8"])
-@torch.no_grad()
 def test_an_eviction_is_told_by_the_entries_that_stay(routing, kv_dtype):
     """Counted over layers and heads by hand; what it left is never called all that was promised."""
     family = text_family(layers=2, num_key_value_heads=HEADS)
@@ -132,7 +131,6 @@ def test_layers_below_a_reducers_cut_count_in_full(tiny_family, chain):
 
 
 LINEAR = RoutingConfig("linear", num_groups=8, kept_groups=2)
-EACH = Fraction(5, 8)
 
 
 def kept(backbone, batch, compression, tokens):
@@ -141,7 +139,6 @@ def kept(backbone, batch, compression, tokens):
 
 
 @sampled(("keep", "unit"), [(0.3, "fraction"), (0.7, "fraction"), (6, "tokens")], every=3)
-@torch.no_grad()
 def test_it_holds_its_arms_bytes_and_less_than_an_entry_more(keep, unit):
     compression = Compression(build_eviction("streaming_llm", sinks=1), keep, unit)
     arm = compress(text_family(), LINEAR, name="quest", keep_ratio=0.5, page_size=4, window=4)
@@ -150,7 +147,7 @@ def test_it_holds_its_arms_bytes_and_less_than_an_entry_more(keep, unit):
         batch, reduced = text_batch([(tokens, 4, 0)]), tokens // 2
         ours = max(1, int(reduced * keep + 1e-9)) if unit == "fraction" else min(reduced, keep)
         assert kept(arm, batch, compression, tokens) == [ours] * 3
-        assert all(0 <= its - EACH * ours < 1 for its in kept(anchor, batch, compression, tokens))
+        assert all(0 <= its - Fraction(5, 8) * ours < 1 for its in kept(anchor, batch, compression, tokens))
 
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
@@ -213,7 +210,6 @@ def test_the_nominal_ledger_promises_what_is_measured(tiny_family):
     assert nominal_ledger(tiny_family.shape, {"visual": tokens}, budget).fraction() == float(budget.total_of(tokens))
 
 
-@torch.no_grad()
 def test_nothing_is_stored_where_nothing_is_dropped(tiny_family):
     """All groups under a gate, and prompts without an image: no piece is missing, so no fill is read."""
     gated = RoutingConfig(num_groups=16, kept_groups=16, value_gate=True, fill="mean")
@@ -227,7 +223,6 @@ def test_nothing_is_stored_where_nothing_is_dropped(tiny_family):
 
 @pytest.mark.parametrize("selector", ["mean", "gated"])
 @pytest.mark.parametrize("eviction", ["none", "own_sets"])
-@torch.no_grad()
 def test_samples_that_are_chosen_take_theirs_along(selector, eviction):
     """As beam search and ``batch_select_indices`` ask: chosen samples decode as they did, with their own bytes."""
     cell = PLAIN_CELL | {"family": "llava_gqa", "reducer": "fastv_embeds", "selector": selector, "batch": "three_left"}

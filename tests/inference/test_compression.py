@@ -17,6 +17,7 @@ from subtoken_train.types import Region
 from tests.support.helpers import FirstEntries, FirstVisual, compress, make_batch
 from tests.support.online_truth import decoded_online, largest_difference
 from tests.support.prompt_views import settings_for
+from tests.support.refusals import refuses, refusing
 from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
 from tests.support.truth_cells import PLAIN_CELL, backbone_of, batch_of, from_truth
@@ -27,10 +28,7 @@ FREEING = sorted(name for name in EVICTIONS if not EVICTIONS[name].reads)
 
 
 TOKENS = {"keep": 16, "unit": "tokens"}
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
+test_wrong_settings = refusing(
     [
         ({"keep": 0.0}, r"eviction_keep=0.0 must lie in \(0, 1\]; 0.1 keeps a tenth"),
         ({"keep": float("nan"), "unit": "bytes"}, "must be a whole number of at least 1, and at most 9,007"),
@@ -58,10 +56,8 @@ TOKENS = {"keep": 16, "unit": "tokens"}
         ({"rerotate": True, "eviction": None}, "rerotate needs an eviction; use streaming_llm"),
         ({"rerotate": True, "eviction": build_eviction("pyramidkv")}, "equally many entries must stay in every layer"),
     ],
+    lambda settings: Compression(**{"eviction": FirstEntries(), **settings}),
 )
-def test_wrong_settings(settings, words):
-    with pytest.raises(ValueError, match=words):
-        Compression(**{"eviction": FirstEntries(), **settings})
 
 
 WIDTH = text_family().shape.head_dim
@@ -72,11 +68,9 @@ UNFIT = {
 }
 
 
-@pytest.mark.parametrize("name", UNFIT)
-def test_what_does_not_fit_a_language_model_is_refused(name):
-    settings, words = UNFIT[name]
-    with pytest.raises(ValueError, match=words):
-        Compression(**settings).check(text_family())
+@pytest.mark.parametrize(("settings", "words"), UNFIT.values(), ids=UNFIT)
+def test_what_does_not_fit_a_language_model_is_refused(settings, words):
+    refuses(words, lambda: Compression(**settings).check(text_family()))
     served = {"eviction": FirstEntries(), "scope": "context", "kv_dtype": "int8"}
     Compression(**(settings | served)).check(text_family())
 

@@ -24,6 +24,7 @@ from tests.support.truth_models import KV_HEADS, OwnSets, family_of, prompts
 
 CELL = {"selector": "none", "layout": "contiguous", "groups": "8/3", "budget": "per_token", "precision": "fp32"}
 PLAIN = Compression()
+THRESHOLDS = {"random": 0.6, "keydiff": -0.2, "tova": -3.0, "expected_attention": -2.9}
 
 
 def backbone_for(family, reducer="none", selector="none", **levels):
@@ -37,7 +38,6 @@ def opened(backbone, batch, protocol, compression=PLAIN):
 
 @sampled("kind", ["three_left", "three_right", "text_left", "text_right"], every=8)
 @sampled("family", ["llava", "llava_gqa", "qwen2_5_vl", "llama"], every=3)
-@torch.no_grad()
 def test_without_compression_the_protocols_are_one(family, kind):
     backbone, (kind, _, side) = backbone_for(family), kind.partition("_")
     batch = prompts(backbone.family, kind, side == "left")
@@ -52,7 +52,6 @@ def test_without_compression_the_protocols_are_one(family, kind):
     assert [x.token_ids for x in answers[0]] == [x.token_ids for x in answers[1]]
 
 
-@torch.no_grad()
 def test_the_last_context_token_ranks():
     backbone = compress(family_of("llava"), RoutingConfig(num_groups=8, kept_groups=2), name="fastv", keep_ratio=0.25)
     batch, other = (prompts(backbone.family, "three", pad_left=True) for _ in range(2))
@@ -80,7 +79,6 @@ def test_prompts_without_context_are_not_compressed():
 
 
 @pytest.mark.parametrize("eviction", [None, OwnSets()])
-@torch.no_grad()
 def test_chosen_samples_keep_their_padding(eviction):
     """Questions of unequal length are padded in the tail; samples can be reordered and repeated all the same."""
     backbone, rows = backbone_for("llava_gqa"), torch.tensor([2, 0, 2])
@@ -131,7 +129,6 @@ del METHODS["triattention"]  # whose numbers are those of one backbone
 BY_LAYER = [name for name, method in METHODS.items() if not (method.across_layers or "second_pass" in method.needs)]
 
 
-@torch.no_grad()
 def compressed_by(backbone, batch, compression, protocol="query_aware", steps=3):
     """The plan's layers, and the logits of the next token and of some more that are the same in all runs."""
     cache = PackedCache(backbone.family.shape.num_layers)
@@ -207,9 +204,6 @@ def test_a_context_before_its_question(family, selector, side):
     check(cell, f"three_{side}", METHODS["h2o"], (5, 16), "context_first")
 
 
-THRESHOLDS = {"random": 0.6, "keydiff": -0.2, "tova": -3.0, "expected_attention": -2.9}
-
-
 @pytest.mark.parametrize("name", THRESHOLDS)
 def test_a_threshold_leaves_the_same(name):
     settings = {"expected_attention": {"sinks": 1, "future": 8}}.get(name, {})
@@ -238,7 +232,6 @@ def test_key_channels_along_principal_axes(scope):
     assert (near - logits).abs().max() < 2e-3
 
 
-@torch.no_grad()
 @pytest.mark.parametrize(("family", "reducer", "selector"), [("llama", "quest", "linear"), ("llava", "none", "none")])
 def test_what_exists_at_a_time(monkeypatch, family, reducer, selector):
     """Rows of a chunk in every wide part, masks of a block, and dense keys and values of one layer."""

@@ -44,6 +44,7 @@ SHORT = {
 """Models of one layer, which compile in seconds."""
 CAPTURED = [cell for cell in pairwise(FACTORS, allowed) if cell["family"] != "internvl"]  # whose positions are dynamic
 DRAWN = random.Random(0).sample(CAPTURED, 300)
+CELL = PLAIN_CELL | {"family": "qwen2_window", "batch": "three_left"}
 
 
 @pytest.fixture
@@ -81,14 +82,12 @@ def bound_of(cell: StepCell) -> float:
 
 
 @sampled("cell", DRAWN, every=20, ids=lambda cell: "-".join(cell.values()).replace("/", "k"))
-@torch.no_grad()
 def test_a_captured_step_of_a_drawn_cache_is_a_plain_step(cell, captures):
     compare(StepCell(cell), 4, bound_of(StepCell(cell)))
     assert len(captures) == 1
 
 
 @sampled("name", SERVED, every=4)
-@torch.no_grad()
 def test_an_answer_outgrows_its_room(name, captures):
     compare(CELLS[name], SLACK + 3, bound_of(CELLS[name]), expected=decode_step.FEW)
     assert len(captures) == 2
@@ -134,7 +133,6 @@ def test_generate_says_the_same_from_captured_steps(name, captures, monkeypatch)
     assert model.last.cache.shape is None
 
 
-@torch.no_grad()
 def test_a_graph_of_other_weights_is_never_replayed(captures):
     family = text_family("llama")
     add_lora(family, LoraSettings(rank=2, dropout=0.0))
@@ -153,7 +151,6 @@ def test_a_graph_of_other_weights_is_never_replayed(captures):
         assert len(captures) == made
 
 
-@torch.no_grad()
 def test_what_is_not_captured_goes_step_by_step_and_says_so_once(captures, monkeypatch, recwarn):
     backbone, cache, token_B1 = CELLS["online"].filled()
     cache.reserve(20)
@@ -195,15 +192,10 @@ def test_a_caller_that_leaves_leaves_a_good_graph(captures):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", SERVED)
-@torch.no_grad()
 def test_a_step_captured_on_a_gpu_is_a_plain_step(name):
     compare(replace(CELLS[name], device="cuda"), SLACK + 20, 0.05 if name == "bf16" else 1e-4)
 
 
-CELL = PLAIN_CELL | {"family": "qwen2_window", "batch": "three_left"}
-
-
-@torch.no_grad()
 def test_what_left_the_window_is_not_stored_and_positions_are_counted():
     backbone, batch = backbone_of(CELL), batch_of(CELL)
     cache = PackedCache(3)
@@ -223,7 +215,6 @@ def test_what_left_the_window_is_not_stored_and_positions_are_counted():
 
 
 @pytest.mark.parametrize("eviction", ["snapkv", "h2o", "kvzip", "kvcompose"])
-@torch.no_grad()
 def test_budgets_are_shares_of_what_is_still_seen(eviction):
     backbone, batch = backbone_of(CELL), batch_of(CELL)
     cache = PackedCache(3)
@@ -253,7 +244,6 @@ def held_bytes(cache):
 
 
 @pytest.mark.parametrize("name", ["mistral_window", "qwen2_window", "ministral3", "llama"])
-@torch.no_grad()
 def test_every_byte_that_layers_hold_is_reported(name):
     """Prompts of unlike lengths, before a token is decoded, after it, and after an answer of several tokens."""
     backbone, batch = compress(text_family(name)).eval(), text_batch([(40, 6, 0), (21, 4, 0)])
@@ -262,11 +252,9 @@ def test_every_byte_that_layers_hold_is_reported(name):
     for tokens in (0, 1, 5):
         if tokens:
             append(backbone, torch.ones(2, tokens, dtype=torch.long), cache)
-        told = report(backbone, batch, opened.plan, cache, compression)
-        assert held_bytes(cache) == told.total_bytes
+        assert held_bytes(cache) == report(backbone, batch, opened.plan, cache, compression).total_bytes
 
 
-@torch.no_grad()
 def test_a_cropped_cache_sees_again_what_had_left_the_window():
     backbone, batch = backbone_of(CELL), batch_of(CELL)
     long, short = list(range(10, 40)), list(range(12, 20))

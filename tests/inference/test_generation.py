@@ -8,21 +8,13 @@ import pytest
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
-from checkpoints.tiny_llama import build_tokenizer
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.packed_layer import SLACK
 from subtoken_train.families.decoder import CACHE
 from subtoken_train.inference.generation import REFUSED, GenerateCall, check_ids, settings_used
 from subtoken_train.inference.model import SubTokenModel
-from tests.support.generation_cells import (
-    PLAIN,
-    SERVED_CALLS,
-    batch_of,
-    generate_greedy,
-    inputs_of,
-    model_of,
-    settings_of,
-)
+from tests.support.generation_cells import PLAIN, batch_of, generate_greedy, inputs_of, model_of, settings_of
+from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 
 
@@ -63,8 +55,9 @@ def test_room_is_made_once_where_it_is_known(longer, room):
     model = model_of(family="llama")
     inputs = inputs_of(model)
     settings = {} if longer is None else {"max_length": inputs["input_ids"].shape[1] + longer}
-    model.generate(**inputs, **settings_of(model), **settings, do_sample=False)
-    assert {layer.keys.shape[2] for layer in model.last.cache.layers} == {room}
+    out = model.generate(**inputs, **settings_of(model), **settings, do_sample=False, return_dict_in_generate=True)
+    assert {layer.keys.shape[2] for layer in out[CACHE].layers} == {room}
+    assert out[CACHE] is model.last.cache
 
 
 def test_padded_later_turns_are_refused_and_a_generated_image_token_is_a_token_like_others():
@@ -85,17 +78,13 @@ def test_padded_later_turns_are_refused_and_a_generated_image_token_is_a_token_l
     assert out.shape[1] == forced.shape[1] + 2
 
 
-def compiled(model, forward):
-    return torch.compile(forward, backend="eager")
-
-
 def hooked(model, forward):
     model._old_forward = forward
     new_forward = functools.partial(lambda own, *args, **given: own._old_forward(*args, **given), model)
     return functools.update_wrapper(new_forward, forward)
 
 
-@pytest.mark.parametrize("wrap", [compiled, hooked])
+@pytest.mark.parametrize("wrap", [lambda _, forward: torch.compile(forward, backend="eager"), hooked])
 def test_a_wrapped_forward_is_there_again_after_a_call_and_after_a_fault(wrap):
     model = model_of()
     inner, inputs = model.backbone.model, inputs_of(model, "one")
@@ -133,8 +122,7 @@ def test_two_threads_take_turns_or_hear_of_it():
     assert started.wait(60)
     last = model.last
     for other in (model, SubTokenModel.around(model.backbone)):  # the same weights behind another object
-        with pytest.raises(ValueError, match="one call at a time"):
-            other.generate(**inputs, max_new_tokens=3)
+        refuses("one call at a time", other.generate, **inputs, max_new_tokens=3)
     assert model.last is last
     seen.set()
     thread.join(60)
@@ -185,10 +173,8 @@ def test_a_packed_cache_is_not_for_transformers_own_calls(family):
     longer, words = torch.cat([out, out[:, -1:]], 1), "is read and continued by the SubTokenModel that made it, not by"
     empty = PackedCache(len(model.last.cache.layers))
     for cache, ids in ((model.last.cache, longer), (empty, inputs["input_ids"])):
-        with pytest.raises(ValueError, match=words):
-            plain.generate(input_ids=ids, **{CACHE: cache}, max_new_tokens=2)
-        with pytest.raises(ValueError, match=words):
-            plain(input_ids=ids[:, -1:], **{CACHE: cache})
+        refuses(words, plain.generate, input_ids=ids, **{CACHE: cache}, max_new_tokens=2)
+        refuses(words, plain, input_ids=ids[:, -1:], **{CACHE: cache})
     assert model.last.cache.get_seq_length() == out.shape[1] - 1  # nothing was appended
     again = model.generate(input_ids=longer, **settings, past_key_values=model.last.cache, max_new_tokens=2)
     assert again.shape[1] > longer.shape[1]
@@ -202,8 +188,7 @@ def test_a_cache_that_was_reset_says_so():
     cache.reset()
     again = functools.partial(model.generate, input_ids=out, past_key_values=cache, max_new_tokens=2)
     for call in (again, model.cache_report, cache.branch):
-        with pytest.raises(ValueError, match=r"the cache is empty; generate from the whole prompt"):
-            call()
+        refuses(r"the cache is empty; generate from the whole prompt", call)
     assert torch.equal(model.generate(**inputs, max_new_tokens=3, do_sample=False), out)
 
 
@@ -291,11 +276,9 @@ def visible(mask, **settings):
     return GenerateCall(IDS, mask, settings).visible
 
 
-@pytest.mark.parametrize("name", WRONG_INPUTS)
-def test_wrong_ids_and_masks_are_worded(name):
-    call, words = WRONG_INPUTS[name]
-    with pytest.raises(ValueError, match=words):
-        call()
+@pytest.mark.parametrize(("call", "words"), WRONG_INPUTS.values(), ids=WRONG_INPUTS)
+def test_wrong_ids_and_masks_are_worded(call, words):
+    refuses(words, call)
     assert check_ids(IDS.int(), 90).dtype == torch.int32
 
 
@@ -318,15 +301,13 @@ WRONG_TURNS = {
 }
 
 
-@sampled("name", WRONG_TURNS, every=2)
-def test_wrong_further_turns_are_worded_and_leave_the_cache(name):
+@sampled(("change", "words"), WRONG_TURNS.values(), ids=WRONG_TURNS, every=2)
+def test_wrong_further_turns_are_worded_and_leave_the_cache(change, words):
     model = model_of()
     ids, mask = turn_of(model, inputs_of(model))
-    change, words = WRONG_TURNS[name]
     good = {"input_ids": ids, "attention_mask": mask, "past_key_values": model.last.cache, **GREEDY}
     length = model.last.cache.get_seq_length()
-    with pytest.raises(ValueError, match=words):
-        model.generate(**(good | change(ids, mask)))
+    refuses(words, lambda: model.generate(**(good | change(ids, mask))))
     assert model.last.cache.get_seq_length() == length
     assert model.generate(**good).shape[1] == ids.shape[1] + 5
 
@@ -344,8 +325,7 @@ def test_new_tokens_alone_need_the_mask_of_all_and_chosen_rows_go_on():
     chosen = {"input_ids": ids[[2, 0]], "attention_mask": mask[[2, 0]]}
     assert torch.equal(model.generate(**chosen, past_key_values=model.last.cache, **GREEDY), expected[[2, 0]])
     out = model.generate(**inputs_of(model, "one"), max_new_tokens=3, num_beams=2, num_return_sequences=2)
-    with pytest.raises(ValueError, match="was left by a beam search"):
-        model.generate(input_ids=out, past_key_values=model.last.cache, **GREEDY)
+    refuses("was left by a beam search", model.generate, input_ids=out, past_key_values=model.last.cache, **GREEDY)
 
 
 VALUES = {"use_cache": False, "penalty_alpha": 0.6, "guidance_scale": 2.0, "cache_implementation": "static"}
@@ -359,11 +339,9 @@ def test_what_has_no_answer_is_refused_wherever_it_stands(name):
     assert len(str(caught.value)) < 220
     given = GenerationConfig()
     setattr(given, name, value)
-    with pytest.raises(ValueError, match=f"{name}.* does not go"):
-        settings_used({"generation_config": given}, own)
+    refuses(f"{name}.* does not go", settings_used, {"generation_config": given}, own)
     setattr(own, name, value)
-    with pytest.raises(ValueError, match=rf"model\.generation_config\.{name}.* does not go"):
-        settings_used({}, own)
+    refuses(rf"model\.generation_config\.{name}.* does not go", settings_used, {}, own)
     for neutral in REFUSED[name]:  # a call overrides its model
         assert settings_used({name: neutral}, own)[name] == neutral
 
@@ -373,8 +351,7 @@ def test_copies_of_the_own_configuration_pass_and_settings_have_the_precedence_o
     own.chat_format = "chatml"
     settings_used({"generation_config": GenerationConfig(**own.to_dict())}, own)
     settings_used(dict.fromkeys(("position_ids", "assistant_model", "maxnewtokens")), own)
-    with pytest.raises(ValueError, match="use_cache=None does not go"):
-        settings_used({"use_cache": None}, own)
+    refuses("use_cache=None does not go", settings_used, {"use_cache": None}, own)
     own, settings = GenerationConfig(num_beams=2, pad_token_id=1), {"generation_config": GenerationConfig(num_beams=3)}
     beams = [settings_used(given, own)["num_beams"] for given in ({}, settings, settings | {"num_beams": 4})]
     pads = [settings_used(given, own)["pad_token_id"] for given in (settings, settings | {"pad_token_id": None})]
@@ -389,28 +366,7 @@ def test_unknown_names_are_refused_and_the_nearest_is_named(name):
             settings_used(given, GenerationConfig())
     with pytest.raises(ValueError, match="must be a transformers GenerationConfig, not dict"):
         settings_used({"generation_config": {name: 3}}, GenerationConfig())
-    with pytest.raises(ValueError, match=r"^num_beams=1\.5 must be a whole number$"):
-        settings_used({"num_beams": 1.5}, GenerationConfig())
-
-
-@pytest.mark.parametrize("name", SERVED_CALLS)
-def test_what_is_served_does_what_it_does_in_transformers(name):
-    model, settings, results = model_of(**PLAIN), {"max_new_tokens": 5, **SERVED_CALLS[name]}, []
-    if name == "stops":
-        settings["tokenizer"] = build_tokenizer()  # whose vocabulary holds these ids
-    if name == "config":
-        del settings["max_new_tokens"]
-    for generate in (model.backbone.model.generate, model.generate):
-        torch.manual_seed(5)
-        results.append(generate(**inputs_of(model), **settings))
-    expected, got = results
-    if name == "scores":
-        for kind in ("scores", "logits"):
-            for ours, theirs in zip(got[kind], expected[kind], strict=True):
-                assert (ours - theirs).abs().max() < 1e-4
-        assert got[CACHE] is model.last.cache
-        expected, got = expected.sequences, got.sequences
-    assert torch.equal(got, expected)
+    refuses(r"^num_beams=1\.5 must be a whole number$", lambda: settings_used({"num_beams": 1.5}, GenerationConfig()))
 
 
 def test_a_processor_that_runs_the_model_is_refused():

@@ -34,6 +34,7 @@ from tests.support.truth_models import KV_HEADS, OwnSets
 
 PROMPTS = [(90, 7, 0), (60, 9, 0), (0, 8, 0)]
 ROUTING = RoutingConfig(num_groups=16, kept_groups=4)
+CELL = {"layout": "contiguous", "groups": "8/3", "budget": "per_token", "precision": "fp32", "rerotate": "yes"}
 
 
 def filled(compression, routing=None, prompts=PROMPTS, **shape):
@@ -67,7 +68,6 @@ def test_keys_in_scope_are_cut_but_for_the_last_rows(scope, axes):
 @pytest.mark.parametrize("method", [None, "shared", "own"])
 @pytest.mark.parametrize("kv_dtype", ["model", "int8", "int4"])
 @pytest.mark.parametrize("axes", ["own", "pca"])
-@torch.no_grad()
 def test_ledger_report_and_shares_are_the_stored_bytes(routing, method, kv_dtype, axes):
     eviction = {None: None, "shared": FirstEntries(), "own": OwnSets()}[method]
     given = {"eviction": eviction, "keep": 1.0 if eviction is None else 0.5, "kv_dtype": kv_dtype}
@@ -139,15 +139,11 @@ def test_moments_are_those_of_a_heads_visible_queries(block, monkeypatch):
 
 
 @pytest.mark.parametrize("more", [{"chunk": 16, "eviction": "h2o"}, {"rerotate": "yes", "eviction": "streaming_llm"}])
-@torch.no_grad()
 def test_keys_are_rounded_in_chunks_and_after_rerotation(more):
     cell = PLAIN_CELL | {"scope": "context", "batch": "three_left", "protocol": "query_aware", "merge": "own"} | more
     cell |= {"precision": "int4_rotated"}
     found = from_truth(backbone_of(cell), batch_of(cell), 4, compression_of(cell))
     assert found.fits("int4_rotated"), found
-
-
-CELL = {"layout": "contiguous", "groups": "8/3", "budget": "per_token", "precision": "fp32", "rerotate": "yes"}
 
 
 def by_hand(vector_d, position, inv_freq):
@@ -160,13 +156,8 @@ def by_hand(vector_d, position, inv_freq):
 
 
 @pytest.mark.parametrize("kind", ["llama", "phi3", "glm4", "cohere", "cohere2", "smollm3"])
-@torch.no_grad()
 def test_kept_keys_are_those_of_transformers_at_their_new_places(kind, monkeypatch):
-    """Halves, pairs side by side, parts of a head, layers that turn nothing: by each model's own function and angles.
-
-    Transformers runs the prompt and fills its cache; its keys before their rotation are turned by it once more, at the
-    places to which the kept ones close up.
-    """
+    """Every form of rotation, by the model's own function: its unturned keys turned at the places they go to."""
     family, batch = text_family(kind), text_batch([(20, 4, 0), (11, 3, 0)])
     module, layers = inspect.getmodule(type(family.decoder.layers[0].self_attn)), family.decoder.layers
     own, plain, current = module.apply_rotary_pos_emb, {}, []
@@ -202,8 +193,7 @@ def test_golden_streaming_llm(shared, call):
     params, tensors = load(shared, "streamingllm_original")
     places = tensors[f"kept_positions_{call}" + ("" if call == "call" else f"_{params['num_coming']}")]
     method = build_eviction("streaming_llm", sinks=params["start_size"])
-    view = golden_view(method, tensors)
-    keep_BhN = keep_of(method, [view], places.shape[-1])[0]
+    keep_BhN = keep_of(method, [golden_view(method, tensors)], places.shape[-1])[0]
     cached, position = tensors["keys"], torch.arange(params["T"]).expand(params["B"], -1)
     inv_freq = 10000.0 ** (-torch.arange(0, params["D"], 2) / params["D"])
     rotate = partial(rope, width=params["D"], theta=10000.0)

@@ -18,6 +18,7 @@ from subtoken_train.inference.text_prompts import further_turns, text_frame
 from subtoken_train.types import Region, Turn
 from tests.support.chats import CHATML, LLAMA2, MISTRAL, PUBLISHED, byte_level
 from tests.support.places import real_folder
+from tests.support.refusals import refuses, refusing
 from tests.support.text_families import text_family
 
 SYSTEM = {"role": "system", "content": "Answer in one word."}
@@ -25,6 +26,8 @@ ASKED = {"role": "user", "content": "What is the capital of France?"}
 TALK = [Turn("What is the capital of France?", "Paris."), Turn("And of Peru?")]
 PROMPTS = [ASKED["content"], TALK, [SYSTEM, ASKED], [SYSTEM, *messages_of(TALK)]]
 LONG = "the bee and the spider met in the garden . " * 12
+REAL = [pytest.param(name, marks=pytest.mark.slow) for name in ("smollm2", "qwen05")]
+PICTURE = Image.new("RGB", (40, 40), (200, 40, 40))
 
 
 def chatting(template: str | None = CHATML, **settings) -> SubTokenModel:
@@ -80,17 +83,12 @@ def test_regions_reach_the_cache():
     system, context = (int((made["regions"] == region).sum()) for region in (Region.SYSTEM, Region.CONTEXT))
     assert torch.equal(model.last.batch.regions_BN, made["regions"])
     for layer in model.last.plan.layers:
-        kept = layer.entries_BN[0]
-        assert set(range(system)) <= set(kept.tolist())
+        assert set(range(system)) <= set(layer.entries_BN[0].tolist())
     assert model.cache_report().realised_fraction == pytest.approx(0.25, abs=0.01)
     model.generate(**made, context_length=system + 10, max_new_tokens=2)
     assert int((model.last.batch.regions_BN == Region.CONTEXT).sum()) == 10 < context
     for wrong in (made["regions"][:, 1:], made["regions"].flip(-1), torch.full_like(made["regions"], 2), "system"):
-        with pytest.raises(ValueError, match=r"^regions must be \[1, \d+\] as input_ids are"):
-            model.generate(**{**made, "regions": wrong})
-
-
-REAL = [pytest.param(name, marks=pytest.mark.slow) for name in ("smollm2", "qwen05")]
+        refuses(r"^regions must be \[1, \d+\] as input_ids are", model.generate, **{**made, "regions": wrong})
 
 
 @pytest.mark.parametrize("name", ["tiny", *REAL])
@@ -123,9 +121,8 @@ BEFORE = {
 }
 
 
-@pytest.mark.parametrize("name", BEFORE)
-def test_a_system_prompt_of_ask_stays_whole(name, tmp_path):
-    template, before = BEFORE[name]
+@pytest.mark.parametrize(("template", "before"), BEFORE.values(), ids=BEFORE)
+def test_a_system_prompt_of_ask_stays_whole(template, before, tmp_path):
     model, later = (chatting(template, eviction="snapkv", eviction_keep=0.25) for _ in range(2))
     (batch, _) = context_batches(model.backbone, model.compression, [LONG], system=WORDS)
     for region, text in ((Region.SYSTEM, before), (Region.CONTEXT, LONG)):
@@ -230,9 +227,6 @@ def test_without_a_template_turns_are_written_as_in_training():
     assert "USER: Answer in one word.\n\nWhat is" in model.tokenizer.decode(told["input_ids"][0])
 
 
-PICTURE = Image.new("RGB", (40, 40), (200, 40, 40))
-
-
 def test_messages_are_turns_for_a_model_that_sees(vlm_adapter):
     model = SubTokenModel.from_pretrained(vlm_adapter)
     turns = [Turn("Be brief.\n\n<image>\nwhat is it ?", "red"), Turn("sure ?")]
@@ -243,10 +237,8 @@ def test_messages_are_turns_for_a_model_that_sees(vlm_adapter):
     assert all(torch.equal(made[name], wanted[name]) for name in wanted)
     del part["image"]
     assert torch.equal(model.inputs([asked, *talk], [PICTURE])["input_ids"], wanted["input_ids"])
-    with pytest.raises(ValueError, match="message 3 is the system's where the assistant's is due"):
-        model.inputs([asked, talk[0]] * 2, PICTURE)
-    with pytest.raises(ValueError, match="raw is for language models"):
-        model.inputs("hi", PICTURE, raw=True)
+    refuses("message 3 is the system's where the assistant's is due", model.inputs, [asked, talk[0]] * 2, PICTURE)
+    refuses("raw is for language models", model.inputs, "hi", PICTURE, raw=True)
 
 
 def said(*contents, role="user", **more):
@@ -290,13 +282,7 @@ REFUSED = {
     "unused variable": (None, chat("hi", chat_template_kwargs={"x": 1}), "which is not used here; leave them out"),
     "turns": (None, lambda m: further_turns(m.backbone.family, [ASKED]), "the tokenizer has no chat template"),
 }
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_conversation_is_refused(name):
-    template, call, words = REFUSED[name]
-    with pytest.raises(ValueError, match=words):
-        call(chatting(template))
+test_what_is_no_conversation_is_refused = refusing(REFUSED, lambda template, call: call(chatting(template)))
 
 
 def test_a_line_break_of_the_question_never_takes_the_template_away():

@@ -22,6 +22,7 @@ from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Turn
 from tests.support.chats import byte_level
 from tests.support.places import ROOT
+from tests.support.refusals import refuses
 
 PICTURE = Image.new("RGB", (120, 80), (200, 40, 40))
 QUESTION = "is there a 0 ?"
@@ -29,16 +30,13 @@ TEXT = "the bee and the spider met in the garden. " * 12
 FIRST = {"eviction": "first", "eviction_keep": 0.5}
 KNORM = {"eviction": "knorm", "eviction_keep": 0.5}
 BUILT = {"eviction": build_eviction("snapkv"), "eviction_options": {"window": 8}}
+ASKED = {"max_new_tokens": 8, "do_sample": False, "return_full_text": False}
+STOPS = {"ile": "what is a f", "\n\n": "what is a file", "USER|is a": "what", "what": "", "x|": None}
 
 
 @pytest.fixture(scope="module")
 def vlm(vlm_adapter):
     return SubTokenModel.from_pretrained(vlm_adapter, device_map="cpu")
-
-
-@pytest.fixture(scope="module")
-def llm(text_adapter):
-    return SubTokenModel.from_pretrained(text_adapter)
 
 
 def tokens(model, images=(PICTURE,), prompt=QUESTION, **settings):
@@ -108,7 +106,8 @@ def test_chat_is_the_decoded_answer(vlm):
     assert report.dense_bytes == 3 * report.ledger.dense_bytes() + report.tail_bytes
 
 
-def test_a_report_describes_the_samples_that_are_left(llm):
+def test_a_report_describes_the_samples_that_are_left(text_adapter):
+    llm = SubTokenModel.from_pretrained(text_adapter)
     ids = llm.inputs(TEXT)["input_ids"]
     both = torch.nn.functional.pad(torch.stack([ids[0], ids[0].flip(0)]), (8, 0))
     mask = torch.ones_like(both)
@@ -170,14 +169,11 @@ def test_a_stream_that_is_left_ends_and_errors_reach_the_reader():
     model = SubTokenModel.from_pretrained("checkpoints/tiny-llama", **KNORM)
     stream = model.ask(TEXT, "what ?", max_new_tokens=400, stream=True)
     next(stream)
-    with pytest.raises(ValueError, match="already generating"):
-        model.ask(TEXT, ["what ?"], max_new_tokens=2)
+    refuses("already generating", model.ask, TEXT, ["what ?"], max_new_tokens=2)
     stream.close()
     assert model.ask(None, ["what ?"], max_new_tokens=2)
-    with pytest.raises(ValueError, match="a question is empty"):
-        model.ask(None, " ", stream=True)
-    with pytest.raises(ValueError, match="one question, a text"):
-        model.ask(None, ["what ?"], stream=True)
+    refuses("a question is empty", model.ask, None, " ", stream=True)
+    refuses("one question, a text", model.ask, None, ["what ?"], stream=True)
 
 
 TINY = "checkpoints/tiny-llava"
@@ -238,16 +234,11 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_after_a_mistake_the_model_serves_the_next_call(vlm, name):
+@pytest.mark.parametrize(("call", "words"), MISTAKES.values(), ids=MISTAKES)
+def test_after_a_mistake_the_model_serves_the_next_call(vlm, call, words):
     expected = tokens(vlm)
-    call, words = MISTAKES[name]
-    with pytest.raises(ValueError, match=words):
-        call(vlm)
+    refuses(words, call, vlm)
     assert torch.equal(tokens(vlm), expected)
-
-
-ASKED = {"max_new_tokens": 8, "do_sample": False, "return_full_text": False}
 
 
 def test_texts_are_answered_as_by_generate():
@@ -339,9 +330,6 @@ def test_joined_pieces_are_the_stripped_answer(text, size):
     assert all(pieces)
     assert "\N{REPLACEMENT CHARACTER}" not in stream.text
     assert not stream.ended
-
-
-STOPS = {"ile": "what is a f", "\n\n": "what is a file", "USER|is a": "what", "what": "", "x|": None}
 
 
 @pytest.mark.parametrize("stops", STOPS)

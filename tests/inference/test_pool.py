@@ -32,6 +32,7 @@ from subtoken_train.inference.prefill import decode, open_prompts
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress, make_batch, save_backbone
+from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 from tests.support.shards import shards, spread
 from tests.support.truth_cells import REDUCERS
@@ -70,7 +71,6 @@ def places(tmp_path_factory):
     return found | {"merged": folder / "merged"}
 
 
-@torch.no_grad()
 def logits(backbone):
     return backbone.logits(backbone.run(make_batch([(1, 8), (0, 5)])))
 
@@ -112,8 +112,7 @@ def test_merged_weights_rank_with_their_lora_or_not_at_all(places):
     """Without the LoRA they cannot run, so a frozen ranking would quietly be the adapted one."""
     pool = ModelPool("cpu")
     frozen = build_reducer("fastv", 0.25, ranking="frozen")
-    with pytest.raises(ValueError, match=r"ranks without the LoRA, which .*merged.* use the unmerged"):
-        pool.get(places["merged"], reducer=frozen)
+    refuses(r"ranks without the LoRA, which .*merged.* use the unmerged", pool.get, places["merged"], reducer=frozen)
     assert pool.get(places["tokens"], reducer=frozen).reducer.frozen_scout
 
 
@@ -181,12 +180,9 @@ WRONG = {
 def test_mistakes_are_worded_and_leave_a_pool_that_goes_on(places, words):
     pool, (name, options) = ModelPool(), WRONG[words]
     pool.get(places["stages"])
-    with pytest.raises(ValueError, match=words):
-        pool.get(places[name], **options)
-    plain = pool.get(places["backbone"])
-    assert_untouched(plain.family, BackboneConfig(path=str(places["backbone"])))
-    with pytest.raises(ValueError, match="device"):
-        ModelPool("gpu7")
+    refuses(words, lambda: pool.get(places[name], **options))
+    assert_untouched(pool.get(places["backbone"]).family, BackboneConfig(path=str(places["backbone"])))
+    refuses("device", ModelPool, "gpu7")
 
 
 LINEAR = RoutingConfig("linear", num_groups=8, kept_groups=3)
@@ -204,7 +200,6 @@ CASES = {
 }
 
 
-@torch.no_grad()
 def answered(family, reducer, routing, eviction, further, protocol="query_aware"):
     torch.manual_seed(1)
     backbone = compress(family, routing, **REDUCERS[reducer]).eval()
@@ -273,8 +268,7 @@ def test_an_adapter_on_a_spread_backbone(vlm_adapter, two_gpus):
         assert {part.device for part in (*lora, *model.backbone.bank.selectors[layer].parameters())} == {place}
     assert model.chat(images=[picture], **asked) == expected
     assert str(model.cache_report()) == str(whole.cache_report())
-    with pytest.raises(ValueError, match=r"training needs a backbone on one device.*fsdp2"):
-        model.backbone.train()
+    refuses(r"training needs a backbone on one device.*fsdp2", model.backbone.train)
 
 
 def test_memory_of_each_gpu():
@@ -285,10 +279,8 @@ def test_memory_of_each_gpu():
     assert spread_memory(layout, config, [24 * gib, 8 * gib]) is None  # 13.2 GiB fit on the first
     assert spread_memory(layout, config, [12 * gib] * 2) == {0: int(8.4 * gib), 1: int(8.4 * gib)}
     assert spread_memory(layout, replace(config, quantization="nf4"), [12 * gib] * 2) is None
-    with pytest.raises(ValueError, match=r"take 13.2 GiB, and 2 GPUs have room for 11.2 .70%.*nf4"):
-        spread_memory(layout, config, [8 * gib] * 2)
+    refuses(r"take 13.2 GiB, and 2 GPUs have room for 11.2 .70%.*nf4", spread_memory, layout, config, [8 * gib] * 2)
     left = SimpleNamespace(hf_device_map={"model.layers.0": 0, "model.layers.1": "disk", "lm_head": "cpu"})
-    with pytest.raises(ValueError, match=r"2 parts do not fit on the GPUs .first lm_head.*not supported"):
-        check_whole(left, "some/model")
+    refuses(r"2 parts do not fit on the GPUs .first lm_head.*not supported", check_whole, left, "some/model")
     with pytest.raises(ValueError, match="duo_attention's calibration needs a backbone on one device"):
         CALIBRATORS.find("duo_attention")().check(compress(spread(TINY["llama"].build())))

@@ -31,6 +31,7 @@ from tests.support.truth_cells import PLAIN_CELL, backbone_of
 from tests.support.truth_models import KV_HEADS, OwnSets, SharedSet, family_of, prompts
 
 ROOMS = [str(Path(subtoken_train.__file__).parent / room) for room in ("routing", "reducers", "evictions")]
+NEW = (1, 1, 16, 3, 1)  # tokens of the steps that are watched
 
 
 class Spy(TorchDispatchMode):
@@ -94,15 +95,11 @@ def test_a_decode_step_runs_no_router_and_copies_no_prompt(eviction, new):
     assert max(spy.made)[0] < entries * family.shape.value_dim, max(spy.made)
 
 
-OWN_SETS = build_eviction("ada(knorm)")
-BATCH = [(30, 5, 0), (21, 4, 0)]
-
-
 @torch.no_grad()
 def reads(layers, routed=False, reducer=None, **compression):
     routing = RoutingConfig(num_groups=4, kept_groups=1) if routed else None
     backbone = compress(text_family(layers=layers), routing, **(reducer or {})).eval()
-    cache, prompts = PackedCache(layers), text_batch(BATCH, pad_left=True)
+    cache, prompts = PackedCache(layers), text_batch([(30, 5, 0), (21, 4, 0)], pad_left=True)
     with host_reads() as found:
         prefill(backbone, prompts, cache, Compression(**compression))
     assert all(layer.blocks for layer in cache.layers)
@@ -118,7 +115,7 @@ READS = [
 IN_A_LAYER = [
     {"key_channels": 0.5, "key_window": 4},
     {"prefill_chunk": 16},
-    {"eviction": OWN_SETS, "keep": 0.5, "scope": "all"},
+    {"eviction": build_eviction("ada(knorm)"), "keep": 0.5, "scope": "all"},
 ]
 
 
@@ -129,9 +126,6 @@ def test_reads_do_not_grow_with_the_layers(most, settings):
     for own in IN_A_LAYER if most == READS[0][0] else ():  # what hangs on a layer is read in it
         few, many = reads(2, **own), reads(5, **own)
         assert len(many) - len(few) <= 3 * 2, many
-
-
-NEW = (1, 1, 16, 3, 1)  # tokens of the steps that are watched
 
 
 def begun(cell: StepCell):
@@ -154,7 +148,6 @@ def test_a_step_does_not_wait_for_the_device(name):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", CELLS)
-@torch.no_grad()
 def test_a_step_on_cuda_does_not_wait_for_it(name):
     backbone, cache, steps = begun(replace(CELLS[name], device="cuda"))
     torch.cuda.set_sync_debug_mode("error")
@@ -196,7 +189,6 @@ class Call:
     kernels: tuple[str, ...]
 
 
-@torch.no_grad()
 def run(kind, batch="one_left", move=None):
     cell, compression = KINDS[kind]
     backbone = backbone_of({**PLAIN_CELL, **cell})

@@ -45,7 +45,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ada(compactor)": {},
 }
 """Settings that differ from a method's own, so that it has a choice in 650 entries; and the wrappers."""
-QUICK = ("kvzip", "snapkv", "ada(compactor)")
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def prompt(smollm2):
     return text_batch(smollm2.backbone.family, [EncodedText(tuple(ids[:TOKENS]), CONTEXT)])
 
 
-@pytest.mark.parametrize("name", quick(CASES, QUICK))
+@pytest.mark.parametrize("name", quick(CASES, ("kvzip", "snapkv", "ada(compactor)")))
 def test_what_follows_real_text_is_the_truth(smollm2, prompt, name, tmp_path):
     case, family = CASES[name], smollm2.backbone.family
     settings = dict(case.settings)

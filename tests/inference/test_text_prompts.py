@@ -21,12 +21,14 @@ from subtoken_train.inference.prompt_inputs import batch_from_inputs
 from subtoken_train.inference.text_prompts import EncodedText, encode_text, in_chat, text_batch, without_middle
 from subtoken_train.types import Region
 from tests.support.helpers import compress, gqa_family, make_batch, only_sample
+from tests.support.refusals import refuses, refusing
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 from tests.support.tiny.qwen import qwen_batch, qwen_family, qwen_records
 from tests.support.truth_models import family_of, prompts
 
 TEXT = "The old man saw a ship.  It was far away, and the sea was calm.\n\nWhere was it?"
+TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m['content'] | trim }}]{% endfor %}>"
 
 
 @cache
@@ -92,8 +94,7 @@ def test_mistakes_are_worded(name, monkeypatch):
     call, said = REFUSED[name]
     if name == "slow":
         monkeypatch.setattr(type(small().tokenizer), "is_fast", False)
-    with pytest.raises(ValueError, match=said):
-        call()
+    refuses(said, call)
 
 
 @pytest.fixture
@@ -139,9 +140,6 @@ def test_whole_texts_have_the_log_likelihoods_of_lm_eval(trained):
         assert sum(x.logprobs[0] for x in found) == pytest.approx(case["loglikelihood"], abs=1e-4, rel=2e-7)
 
 
-TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m['content'] | trim }}]{% endfor %}>"
-
-
 @pytest.fixture
 def family():
     found = text_family("llama")
@@ -184,8 +182,7 @@ def test_the_answer_has_room(family, given, new_tokens):
 
 def test_chat_templates(family):
     bos = family.tokenizer.bos_token
-    with pytest.raises(ValueError, match=r"has no chat template; ask without one \(chat: false\)"):
-        in_chat(family, "x", 1)
+    refuses(r"has no chat template; ask without one \(chat: false\)", in_chat, family, "x", 1)
     family.tokenizer.chat_template = TEMPLATE
     text, kept = in_chat(family, "  some text Who? ", 11)
     assert (text, text[:kept].endswith("[some text")) == (f"{bos}[some text Who?]>", True)
@@ -293,13 +290,7 @@ UNFIT = {
     "list": (SEES, IDS, MASK, {"pixel_values": [1]}, None, "pixel_values must be a tensor, not list"),
     "kinds": (SEES, IDS, MASK, {"mm_token_type_ids": torch.ones_like(IDS)}, None, "mm_token_type_ids do not mark the"),
 }
-
-
-@pytest.mark.parametrize("name", UNFIT)
-def test_inputs_that_do_not_fit_the_backbone(name):
-    *given, words = UNFIT[name]
-    with pytest.raises(ValueError, match=words):
-        batch_from_inputs(*given)
+test_inputs_that_do_not_fit_the_backbone = refusing(UNFIT, batch_from_inputs)
 
 
 @pytest.mark.parametrize("kind", ["llava", "qwen"])
@@ -318,8 +309,7 @@ def test_images_of_another_form_are_worded(kind, tmp_path):
     ids, mask, images = inputs_of(batch)
     for said, changes in wrong.items():
         for change in changes:
-            with pytest.raises(ValueError, match=said):
-                batch_from_inputs(family, ids, mask, images | change, None)
+            refuses(said, batch_from_inputs, family, ids, mask, images | change, None)
     assert batch_from_inputs(family, ids.int(), mask, images, None).input_ids_BN.dtype == torch.int64
 
 
@@ -335,7 +325,6 @@ REDUCTIONS = {
 @pytest.mark.parametrize("pad_left", [False, True])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("name", ["llava", "qwen2_5_vl"])
-@torch.no_grad()
 def test_answers_after_an_image_are_predicted_from_its_last_row(name, reduction, pad_left):
     """In training too: the image's last token stays, inside the budget, and the answer keeps its positions."""
     family, reducer = family_of(name), reduction.partition("-")[0]

@@ -1,6 +1,6 @@
 """What users of transformers write goes with a ``SubTokenModel``; where nothing is compressed, the tokens are the same.
 
-Each row of ``TEXT`` and ``PICTURES`` is run twice, on the plain model and on a ``SubTokenModel`` around it.
+Each of the 44 calls in ``TEXT`` and ``PICTURES`` is run twice, on the plain model and on a ``SubTokenModel`` around it.
 """
 
 import subprocess
@@ -16,6 +16,7 @@ import subtoken_train
 from subtoken_train import SubTokenModel
 from subtoken_train.inference.compression import CompressionSettings
 from tests.support.chats import CHATML
+from tests.support.generation_cells import SERVED_CALLS
 from tests.support.places import ROOT
 
 LLAMA = ROOT / "checkpoints" / "tiny-llama"
@@ -56,6 +57,10 @@ def loop(model, reader):
     return torch.cat(said, 1)
 
 
+def served(**settings):
+    return lambda m, r: seeded(lambda: m.generate(ids(r, SHORT), tokenizer=r, **{"max_new_tokens": 5, **settings}))
+
+
 def writer(model, reader, **settings):
     return hf.pipeline("text-generation", model=model, tokenizer=reader, **settings)
 
@@ -70,6 +75,8 @@ TEXT = {
     "whole length": lambda m, r: m.generate(ids(r), max_length=ids(r).shape[1] + 4, do_sample=False),
     "beams": lambda m, r: m.generate(ids(r), num_beams=3, num_return_sequences=2, **GREEDY),
     "sampled": lambda m, r: seeded(lambda: m.generate(ids(r), **DRAWN, top_p=0.9)),
+    "cached": lambda m, r: m.generate(ids(r), use_cache=True, **GREEDY),
+    "inference mode": lambda m, r: torch.inference_mode()(m.generate)(ids(r), **GREEDY),
     "streamer": streamed,
     "loop": loop,
     "chat template": lambda m, r: m.generate(**r.apply_chat_template(TALKS[0], **TEMPLATED), **GREEDY),
@@ -85,6 +92,7 @@ TEXT = {
     "pipeline, ids": lambda m, r: writer(m, r)(WORDS, return_tensors=True, **GREEDY),
     "pipeline by its class": lambda m, r: hf.TextGenerationPipeline(model=m, tokenizer=r)(WORDS, **GREEDY),
     "pipeline with settings": lambda m, r: writer(m, r, **GREEDY)(WORDS, stop_sequence="a"),
+    **{f"with {name}": served(**settings) for name, settings in SERVED_CALLS.items()},
 }
 
 
@@ -132,13 +140,15 @@ def pictures():
 
 
 def same(got, wanted):
+    if isinstance(got, dict):
+        pairs = (zip(got[kind], wanted[kind], strict=True) for kind in ("scores", "logits"))
+        assert all((ours - theirs).abs().max() < 1e-4 for each in pairs for ours, theirs in each)
+        got, wanted = got["sequences"], wanted["sequences"]
     return torch.equal(got, wanted) if isinstance(got, torch.Tensor) else str(got) == str(wanted)
 
 
 @pytest.mark.filterwarnings("ignore:Using the model-agnostic default")
-@pytest.mark.parametrize(
-    ("kind", "habit"), [*(("text", name) for name in TEXT), *(("pictures", name) for name in PICTURES)]
-)
+@pytest.mark.parametrize(("kind", "habit"), [*(("text", it) for it in TEXT), *(("pictures", it) for it in PICTURES)])
 def test_a_habit_gives_what_transformers_gives(kind, habit, request, monkeypatch):
     plain, reader = request.getfixturevalue(kind)
     call = {"text": TEXT, "pictures": PICTURES}[kind][habit]
@@ -169,8 +179,7 @@ def test_a_list_of_chats_is_answered_as_a_batch(kind, request):
 def test_a_streamed_chat_is_the_chat(text):
     model = SubTokenModel(*text, eviction="knorm", eviction_keep=0.5)
     whole = model.chat(WORDS, **GREEDY)
-    stream = model.chat(WORDS, stream=True, **GREEDY)
-    pieces = list(stream)
+    pieces = list(model.chat(WORDS, stream=True, **GREEDY))
     assert len(pieces) > 1
     assert "".join(pieces) == whole
     left = model.chat(WORDS, stream=True, max_new_tokens=400)
@@ -194,8 +203,7 @@ def test_dtype_and_device_are_named_as_in_transformers(tmp_path):
     assert SubTokenModel.from_pretrained(tmp_path).dtype == torch.float32
     moved = SubTokenModel.from_pretrained(LLAMA)
     moved.ask(WORDS, [])
-    kept = moved.to("cpu").cache
-    assert moved.cache is kept
+    assert moved.to("cpu").cache is moved.cache
     wanted = hf.AutoModelForCausalLM.from_pretrained(LLAMA).to(torch.bfloat16)(prompt).logits[:, -1]
     assert torch.equal(moved.to(torch.bfloat16)(prompt).logits[:, -1], wanted)
     with pytest.raises(ValueError, match="no context has been compressed yet"):
@@ -237,9 +245,8 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_told_with_all_settings(name, text):
-    call, words, listed = MISTAKES[name]
+@pytest.mark.parametrize(("call", "words", "listed"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_told_with_all_settings(call, words, listed, text):
     with pytest.raises(ValueError, match=r"\S") as found:
         call(*text)
     assert words in str(found.value)

@@ -16,6 +16,7 @@ from subtoken_train.ledger.ledger import nominal_ledger
 from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.routing import RoutingConfig, untrained_routing
 from tests.support.helpers import compress, save_backbone
+from tests.support.refusals import refuses
 from tests.support.text_families import text_batch, text_family
 
 BUDGETS = {
@@ -46,11 +47,9 @@ def test_settings_take_the_kind_of_their_defaults(dummy_evictions):
 def test_settings_of_a_chain(dummy_evictions):
     read = parse_settings("per_layer(ada(first))", ["window=3", "ada.alpha=1", "shares=4:3:2.5", "first.weight=2"])
     assert read == {"window": 3, "ada.alpha": 1.0, "shares": (4.0, 3.0, 2.5), "first.weight": 2.0}
-    with pytest.raises(ValueError, match=r"shares.*must be a"):
-        parse_settings("per_layer(first)", ["shares=4:b"])
+    refuses(r"shares.*must be a", parse_settings, "per_layer(first)", ["shares=4:b"])
     assert parse_settings("h2o", ["window=3"]) == {"window": 3}
-    with pytest.raises(ValueError, match=r"unknown eviction method 'frst'\. Did you mean 'first'"):
-        parse_settings("ada(frst)", ["alpha=1"])
+    refuses(r"unknown eviction method 'frst'\. Did you mean 'first'", parse_settings, "ada(frst)", ["alpha=1"])
 
 
 WRONG = {
@@ -65,8 +64,7 @@ WRONG = {
 
 @pytest.mark.parametrize("text", WRONG)
 def test_wrong_settings(dummy_evictions, text):
-    with pytest.raises(ValueError, match=WRONG[text]):
-        parse_settings("first", text.split(";"))
+    refuses(WRONG[text], lambda: parse_settings("first", text.split(";")))
 
 
 @pytest.mark.parametrize("method", ["snapkv", "pyramidkv", "h2o"])
@@ -94,8 +92,7 @@ def test_what_is_no_budget_is_refused_in_words(text):
     with pytest.raises(ValueError, match=NO_BUDGETS[text]) as caught:
         compression_of({"eviction": "snapkv", "eviction_keep": text})
     assert len(str(caught.value)) < 400
-    with pytest.raises(ValueError, match="unknown setting 'eviction_unit'"):
-        compression_of({"eviction_unit": "tokens"})
+    refuses("unknown setting 'eviction_unit'", compression_of, {"eviction_unit": "tokens"})
 
 
 TEXT, QUESTIONS = "the bee and the spider met in the garden . " * 6, ["is there a 7 ?", "describe ."]
@@ -107,17 +104,13 @@ def backbone(tmp_path_factory):
     return save_backbone(text_family("llama", max_position_embeddings=512), tmp_path_factory.mktemp("llama") / "whole")
 
 
-def hooks(model):
-    return sum(len(part._forward_hooks) for part in model.modules())
-
-
 def test_they_are_the_router_free_arm_and_leave_the_model_as_it_was(backbone, tmp_path):
     family = text_family("llama", max_position_embeddings=512)
     groups = {"groups": (8, 3), "layout": "per_head"}
     model = SubTokenModel(family.model, family.tokenizer, **groups, selector="output_norm", **COMPRESSION)
     answers = model.ask(TEXT, QUESTIONS, max_new_tokens=4)
     assert model.cache_report().nominal_fraction == (1 + 3 / 8) / 2
-    assert hooks(family.model) == 0
+    assert not any(part._forward_hooks for part in family.model.modules())
     file = model.cache.save(tmp_path / "context.safetensors")
     routing = RoutingConfig("output_norm", 8, 3, "per_head")
     arm = SubTokenModel.around(compress(text_family("llama"), routing), compression_of(COMPRESSION))
@@ -155,9 +148,7 @@ def test_a_grid_names_them_and_their_anchors(backbone):
     pool = ModelPool()
     arms, notes = with_anchors(prepare(specs, pool), pool)
     assert not notes
-    assert [arm.facts.name for arm in arms[:2]] == [
-        f"whole-quest0.5-S8K{kept}-random-per_head-seed3" for kept in (4, 2)
-    ]
+    assert [it.facts.name for it in arms[:2]] == [f"whole-quest0.5-S8K{kept}-random-per_head-seed3" for kept in (4, 2)]
     assert [arm.facts.groups for arm in arms] == ["S8K4 random", "S8K2 random", "-", "-"]
     assert [arm.facts.nominal_kv for arm in arms[:2]] == [0.375, 0.3125]
     assert [arm.facts.anchor for arm in arms[:2]] == [arm.facts.name for arm in arms[2:]]
@@ -178,6 +169,5 @@ def test_a_grid_names_them_and_their_anchors(backbone):
     ],
 )
 def test_what_is_no_choice_without_training_is_refused(asked, words):
-    with pytest.raises(ValueError, match=words):
-        untrained_routing(*asked)
+    refuses(words, lambda: untrained_routing(*asked))
     assert untrained_routing("8,2") == untrained_routing([8, 2]) == RoutingConfig("value_norm", 8, 2)

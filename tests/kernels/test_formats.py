@@ -12,15 +12,7 @@ from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.prompt_pass import layer_plan
 from subtoken_train.kernels import formats
-from subtoken_train.kernels.formats import (
-    FORMATS,
-    LEVELS,
-    MODEL,
-    Format,
-    TurboQuant,
-    packed_codes,
-    unpacked_codes,
-)
+from subtoken_train.kernels.formats import FORMATS, LEVELS, MODEL, Format, TurboQuant, packed_codes, unpacked_codes
 from subtoken_train.kernels.storage import pack_bits, places_in_bits, prepare_bits
 from subtoken_train.types import CutKeys
 from tests.support.helpers import random_mask

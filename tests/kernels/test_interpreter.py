@@ -47,6 +47,10 @@ def test_named_layers_and_compiled_steps():
     interpreted("test_compiled_steps.py")
 
 
+def test_layers_that_one_launch_packs():
+    interpreted("test_packing.py")
+
+
 @pytest.mark.slow
 def test_the_equality_matrix():
     """Whole prompts and steps of tiny models, packed and decoded by the fused kernels, are the truth."""
@@ -70,6 +74,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "whole d128, kivi4": {"bits": 4, "shared": 32},
     "S16 of d128, kivi4": {"piece": 8, "bits": 4, "shared": 32},
     "S16 of d128, kivi2": {"piece": 8, "bits": 2, "shared": 32},
+    "S16 of d128, int4, cut, filled": {"piece": 8, "bits": 4, "cut": True, "filled": True},
     "S16 of d128, cut, padded, window": {"piece": 8, "cut": True, "padded": True, "fixed": True, "window": True},
     "S16 of d64": {"width": 64, "piece": 4},
     "S16 of d80": {"width": 80, "piece": 5},
@@ -111,16 +116,48 @@ def source(shape: dict[str, Any]) -> Any:
     return ASTSource(attend_stretch, signature, values, hints)
 
 
+def packing_source(shape: dict[str, Any]) -> Any:
+    """Likewise the kernel that packs a layer."""
+    from triton import language as tl
+    from triton.compiler import ASTSource
+
+    from subtoken_train.kernels.triton_attention import ELEMENTS
+    from subtoken_train.kernels.triton_pack import pack_entries, pack_tiles
+
+    width, own, per_head = (
+        shape["width"],
+        ELEMENTS[shape["dtype"]],
+        shape["width"] // shape.get("piece", shape["width"]),
+    )
+    fixed_values: dict[str, Any] = {
+        "KINDS": 2, "HEADS": 8, "PER_SAMPLE": 1, "WIDTH": width, "PIECE": width // per_head, "BITS": shape["bits"],
+        "CHANNELS": width // 2 if shape.get("cut") else 0, "ROUTED": per_head > 1, "FILLED": shape.get("filled", False),
+        "CODES": {0: own, 8: tl.int8, 4: tl.uint8}[shape["bits"]], **pack_tiles(width, per_head, 16),
+    }  # fmt: skip
+    pointers = dict.fromkeys(("key", "value", "fill"), f"*{own.name}") | {
+        "table": "*i64", "order": "*i64", "rows": "*i64", "flags": "*i1", "counted": "*i32", "piece_bit": "*i32",
+        "channels": "*u8", "positions": "*i32",
+    }  # fmt: skip
+    names = pack_entries.arg_names
+    signature = {name: "constexpr" if name in fixed_values else pointers.get(name, "i32") for name in names}
+    return ASTSource(pack_entries, signature, {(names.index(name),): value for name, value in fixed_values.items()}, {})
+
+
 def check_fit(capability: int, given: dict[str, Any]) -> None:
     """Compile one shape for a compute capability (80 for 8.0), which must neither spill nor take too much."""
-    from triton.backends.compiler import GPUTarget
-
     from subtoken_train.kernels.triton_attention import STAGES, warps
 
     shape = PLAIN | given
     count = warps(shape["width"], shape["group"] * shape["new"], shape["dtype"], shape["shared"])
-    options = {"num_warps": count, "num_stages": STAGES}
-    made = triton.compile(source(shape), target=GPUTarget("cuda", capability, 32), options=options)
+    check_made(capability, given, source(shape), {"num_warps": count, "num_stages": STAGES})
+    if not shape["shared"] and shape["new"] == 1:
+        check_made(capability, given, packing_source(shape), {})
+
+
+def check_made(capability: int, given: dict[str, Any], kernel: Any, options: dict[str, int]) -> None:
+    from triton.backends.compiler import GPUTarget
+
+    made = triton.compile(kernel, target=GPUTarget("cuda", capability, 32), options=options)
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(made.asm["ptx"])
         file.flush()

@@ -69,6 +69,7 @@ def test_one_token_attends_as_in_the_reference(seed, sets, shape, share, routed,
     torch.set_num_threads(threads)
     try:
         with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(native, "SPLIT", 1)
             if plain:
                 patch.setattr(native, "library", plain_library)
             got = native.native_attention(query, blocks, tail, width**-0.5)

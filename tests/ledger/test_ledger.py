@@ -10,15 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from subtoken_train.ledger.flops import DecoderSize, TrainingFlops
-from subtoken_train.ledger.kv_budget import (
-    GEOMETRIES,
-    KVBudget,
-    KVShape,
-    exact,
-    geometry,
-    kept_count,
-)
+from subtoken_train.ledger.kv_budget import GEOMETRIES, KVBudget, KVShape, exact, geometry, kept_count
 from subtoken_train.ledger.ledger import nominal_ledger, solve_anchor
+from tests.support.refusals import refuses
 
 LLAVA = GEOMETRIES["llava-1.5-7b"]
 TINY = KVShape(num_layers=4, num_kv_heads=4, head_dim=32, element_bytes=4)
@@ -67,19 +61,16 @@ def test_decoder_stage_anchor_pays_for_the_layers_below():
 def test_decoder_stage_anchor_is_infeasible_on_a_shallow_model():
     with pytest.raises(ValueError, match=r"the 2 of 4 layers below the cut .* cost 50.00% alone; use stage 'embeds'"):
         solve_anchor(TINY, 64, 0.15625, cut_layer=2)
-    with pytest.raises(ValueError, match="no token-only anchor"):
-        solve_anchor(TINY, 64, 1.0, cut_layer=4)
+    refuses("no token-only anchor", solve_anchor, TINY, 64, 1.0, cut_layer=4)
 
 
 @pytest.mark.parametrize("arguments", [(0.0, 1, 1), (1.01, 1, 1), (-0.5, 1, 1), (0.5, 4, 5), (0.5, 4, 0), (0.5, 0, 0)])
 def test_impossible_budgets(arguments):
-    with pytest.raises(ValueError, match="must lie"):
-        KVBudget(*arguments)
+    refuses("must lie", lambda: KVBudget(*arguments))
 
 
 def test_unknown_geometry():
-    with pytest.raises(ValueError, match=r"unknown model 'llava-1.5-7'. Did you mean 'llava-1.5-7b'\?"):
-        geometry("llava-1.5-7")
+    refuses(r"unknown model 'llava-1.5-7'. Did you mean 'llava-1.5-7b'\?", geometry, "llava-1.5-7")
 
 
 @pytest.mark.slow

@@ -38,7 +38,6 @@ def run_notebook(path):
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch):
     """A notebook may be run from any folder; its temporary files and its method go away with the test."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     yield tmp_path
     EVICTIONS.pop("long_values", None)

@@ -250,17 +250,6 @@ def test_a_missing_harness_is_worded(monkeypatch, capsys):
     assert pip_line("eval") in capsys.readouterr().err
 
 
-def test_no_harness_is_imported_unless_asked(tmp_path):
-    program = (
-        "import sys, subtoken_train, subtoken_train.plugins.lm_eval, subtoken_train.plugins\n"
-        "from subtoken_train.cli.main import main\n"
-        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
-        "assert not {'lm_eval', 'lmms_eval', 'torch', 'transformers'} & set(sys.modules), sorted(sys.modules)"
-    )
-    done = python("-c", program, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.slow
 def test_the_harness_command_line(text_adapter, tmp_path):
     pytest.importorskip("lm_eval")

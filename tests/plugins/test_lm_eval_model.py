@@ -22,7 +22,8 @@ from tests.support.sampling import sampled  # noqa: E402
 
 TEXTS = [" ".join(text.split()[: 30 + 6 * i]) for i, text in enumerate(documents("dev")[:8])]
 ROWS = [{"question": text, "choices": [" of", " the method", " a", " in this"], "answer": 1} for text in TEXTS]
-COMMON = {"test_split": "test", "doc_to_target": "answer", "custom_dataset": lambda **_: data()}
+DATA = DatasetDict({"test": Dataset.from_list(ROWS)})
+COMMON = {"test_split": "test", "doc_to_target": "answer", "custom_dataset": lambda **_: DATA}
 CHOICE = {"task": "choice", "output_type": "multiple_choice", "doc_to_text": "{{question}}\nA:"}
 CHOICE |= {"doc_to_choice": "choices"}
 ANSWER = {
@@ -30,10 +31,6 @@ ANSWER = {
     "generation_kwargs": {"until": ["\n", " the"], "max_gen_toks": 12, "do_sample": False},
 }  # fmt: skip
 EVICTED = {"eviction": "snapkv", "eviction_keep": 0.3, "eviction_options": "window=4", "context": 12}
-
-
-def data():
-    return DatasetDict({"test": Dataset.from_list(ROWS)})
 
 
 def task(config):

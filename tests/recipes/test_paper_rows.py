@@ -15,6 +15,7 @@ from subtoken_train.ledger.ledger import nominal_ledger
 from subtoken_train.reducers import build_reducer
 from subtoken_train.resources import recipe_text
 from tests.recipes.backbones import BACKBONES
+from tests.support.commands import printed
 from tests.support.places import RECIPES, recipe, run_recipes
 from tests.support.sampling import sampled
 
@@ -110,7 +111,6 @@ def test_every_recipe_passes_its_pre_flight(path, capsys):
     every=3,
 )  # fmt: skip
 def test_trainable_counts(name, lora, routers, capsys):
-    assert main(["check", "--config", str(recipe(name)), "--offline"]) == 0
-    out = capsys.readouterr().out
+    out = printed(capsys, "check", "--config", str(recipe(name)), "--offline")
     assert f"{lora:,}" in next(line for line in out.splitlines() if "LoRA together" in line)
     assert f"{routers:,}" in next(line for line in out.splitlines() if "routers (" in line)

@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from subtoken_train.cli import recipes
-from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.trainer_parts import KINDS
 from subtoken_train.evaluation.runner.spec import read_grid
 from subtoken_train.resources import NamedRecipe, read_names
 from subtoken_train.training.preflight import count_devices
+from tests.support.commands import printed
 from tests.support.places import RECIPES, ROOT, recipe, run_recipes
 from tests.support.sampling import sampled
 
@@ -42,8 +42,7 @@ def test_every_recipe_has_the_settings_of_its_file(capsys, monkeypatch):
     monkeypatch.setattr(recipes, "say_needs", lambda path: None)  # which lays every model out
     assert {path.stem for path in run_recipes()} == set(DIGESTS)
     for name, digest in DIGESTS.items():
-        assert main(["recipes", "show", name]) == 0
-        settings = yaml.safe_load(capsys.readouterr().out)
+        settings = yaml.safe_load(printed(capsys, "recipes", "show", name))
         assert hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest() == digest, name
 
 

@@ -33,6 +33,7 @@ from tests.support.truth_models import FAMILIES, TEXT, family_of, prompts
 
 NAMES = ["divprune", "cdpruner", "dart"]
 SEEING = [name for name in FAMILIES if name not in TEXT]
+S, V, Q, P = (int(each) for each in (Region.SYSTEM, Region.VISUAL, Region.QUERY, Region.PADDING))
 
 
 def expected(name, count, rows, asking):
@@ -53,7 +54,6 @@ def by_sample(batch, states):
 
 
 @sampled("family_name, name, pad_left", product(SEEING, NAMES, [False, True]), every=5)
-@torch.no_grad()
 def test_every_family_keeps_what_the_loops_choose_of_its_embeddings(family_name, name, pad_left):
     """Pictures of several sizes, one or two in a prompt; what stays keeps its place, and a sample is the same alone."""
     family = family_of(family_name)
@@ -79,9 +79,6 @@ def look(embeds, codes, read=(), last=None):
     marks = torch.tensor([[place in read for place in range(len(codes))]])
     last = torch.tensor([len(codes) - 1 if last is None else last])
     return View(regions_BN=regions, protected_BN=marks, rank_position_B=last, hidden_BND=embeds)
-
-
-S, V, Q, P = (int(each) for each in (Region.SYSTEM, Region.VISUAL, Region.QUERY, Region.PADDING))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -123,7 +120,6 @@ def test_cdpruner_and_dart_follow_the_question_and_never_the_answer():
 
 @pytest.mark.parametrize("name", ["llava_gqa", "qwen2_5_vl"])
 @pytest.mark.parametrize("layer", [1, 2])
-@torch.no_grad()
 def test_dart_in_the_decoder_reads_the_layer_below_as_transformers_computes_it(name, layer):
     """Rotated keys, and its output after the last norm."""
     family, seen = family_of(name), {}
@@ -131,24 +127,15 @@ def test_dart_in_the_decoder_reads_the_layer_below_as_transformers_computes_it(n
     backbone = compress(family, name="dart", keep_ratio=0.4, stage="decoder", layer=layer)
     rows = backbone.run(batch).spans[-1][2]
     hook = family.decoder.layers[layer - 1].register_forward_hook(lambda _m, _a, out: seen.update(out=out))
-    cache = compress(family).run(batch, cache=family.dense_cache())
+    cache = family.dense_cache()
+    compress(family).run(batch, cache=cache)
     hook.remove()
-    del cache
-    keys = _keys(family, batch, layer - 1)
-    states, norms = family.decoder.norm(seen["out"])[0], keys.abs().sum((1, 3))[0]
+    states, norms = family.decoder.norm(seen["out"])[0], cache.layers[layer - 1].keys.abs().sum((1, 3))[0]
     visual = (batch.regions_BN[0] == Region.VISUAL).nonzero()[:, 0]
-    asking = (batch.regions_BN[0] == Region.QUERY).nonzero()[:, 0]
-    text = [(states[row], norms[row]) for row in asking]
+    text = [(states[row], norms[row]) for row in (batch.regions_BN[0] == Region.QUERY).nonzero()[:, 0]]
     chosen = by_pivots(states[visual], norms[visual], text, backbone.reducer.kept_tokens(len(visual)))
     kept = rows.index_BM[0]
     assert kept[batch.regions_BN[0, kept] == Region.VISUAL].tolist() == visual[chosen].sort().values.tolist()
-
-
-def _keys(family, batch, layer):
-    """The dense keys of a layer, [1, h, N, d]."""
-    cache = family.dense_cache()
-    compress(family).run(batch, cache=cache)
-    return cache.layers[layer].keys
 
 
 OF_VIDEOS = ["evs", "vidcom2"]
@@ -175,8 +162,7 @@ def told(is_told):
 def by_vidcom2(frames, ratio):
     """(frame, token) from the first that stays to the last, in fp64."""
     number, tokens = frames.shape[:2]
-    values = frames.double().flatten(0, 1)
-    spread = [float(column.var(unbiased=False)) for column in values.T]
+    spread = [float(column.var(unbiased=False)) for column in frames.double().flatten(0, 1).T]
     steady = sorted(range(len(spread)), key=lambda channel: (spread[channel], channel))[: max(1, len(spread) // 2)]
     unit = torch.nn.functional.normalize(frames.double()[..., steady], dim=-1)
 
@@ -291,7 +277,6 @@ def test_a_row_of_a_video_that_a_token_is_read_from_takes_the_place_of_the_last_
 
 
 @sampled("family_name, name, pad_left", product(TELLING, OF_VIDEOS, [False, True]), every=4)
-@torch.no_grad()
 def test_every_family_keeps_what_the_loops_choose_of_its_videos(family_name, name, pad_left):
     """One or two videos in a prompt, or none; what stays keeps its place, and a sample is the same alone."""
     family = family_of(family_name)

@@ -17,16 +17,17 @@ from subtoken_train.reducers.base import TowerReducer, matched_reducer
 from subtoken_train.reducers.staged import PruneSchedules
 from subtoken_train.types import Identity, Region, VisualStates
 from subtoken_train.view.view import View
-from tests.support.helpers import compress, make_batch, only_sample, random_scores, unread
+from tests.support.helpers import compress, make_batch, random_scores, unread
 from tests.support.prompt_views import written
+from tests.support.refusals import refuses, refusing
 from tests.support.sampling import sampled
 
-MIXED = [(1, 9), (2, 7), (0, 12)]
+WHOLE = [name for name in REDUCERS if name not in ("quest", "evs", "vidcom2")]
+SHAPE = KVShape(16, 4, 64)
 
 
 def look(regions_BN, scores_BN=None, seeds=None):
-    batch = len(regions_BN)
-    seeds = torch.arange(batch) + 1 if seeds is None else seeds
+    seeds = torch.arange(len(regions_BN)) + 1 if seeds is None else seeds
     unread = torch.zeros_like(regions_BN).bool()
     return View(regions_BN=regions_BN, protected_BN=unread, sample_seed_B=seeds, scout=lambda layer: scores_BN)
 
@@ -43,8 +44,7 @@ def test_the_best_visual_tokens_stay_and_everything_else_but_padding(sizes, thou
     regions = random_scores(seed, *sizes, levels=len(Region), dtype=torch.int64)
     regions = torch.where(random_scores(seed + 1, *sizes) > 0, Region.VISUAL, regions)
     scores = random_scores(seed + 2, *sizes, levels=levels)
-    reducer = build_reducer("fastv", thousandths / 1000, round_up)
-    keep = reducer.select(look(regions, scores))[0]
+    keep = build_reducer("fastv", thousandths / 1000, round_up).select(look(regions, scores))[0]
     for sample in range(sizes[0]):
         codes = regions[sample].tolist()
         visual = [n for n, code in enumerate(codes) if code == Region.VISUAL]
@@ -66,16 +66,12 @@ def test_records_of_every_methods_settings_are_split():
     assert split_settings(mine) == (mine, {})
 
 
-WHOLE = [name for name in REDUCERS if name not in ("quest", "evs", "vidcom2")]
-
-
 @pytest.mark.parametrize(("name", "settings"), [(name, {}) for name in WHOLE] + [("sparsevlm", {"version": 2})])
-@torch.no_grad()
 def test_everything_kept_is_the_backbone_also_through_the_gather(tiny_family, tmp_path, name, settings):
     if name == "fitprune":
         own = Identity("made/here", None, "llava", shapes_digest(tiny_family))
         settings = {"calibration": written(tmp_path / "f.json", name, PruneSchedules([[1, 0.75, 0.75, 0.5]]), own)}
-    batch = make_batch(MIXED)
+    batch = make_batch([(1, 9), (2, 7), (0, 12)])
     plain, everything = compress(tiny_family), compress(tiny_family, name=name, keep_ratio=1.0, **settings)
     whole, seen = plain.run(batch).hidden_BMD, batch.regions_BN != Region.PADDING
     assert torch.equal(everything.run(batch).hidden_BMD, whole)
@@ -90,36 +86,17 @@ def test_everything_kept_is_the_backbone_also_through_the_gather(tiny_family, tm
         torch.testing.assert_close(reduced[real], plain.run(text).hidden_BMD[real], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("pad_left", [False, True])
-@torch.no_grad()
-def test_random_is_the_samples_own_in_any_batch(tiny_family, pad_left):
-    batch = make_batch([(1, 9), (1, 4), (2, 7)], pad_left)
-    backbone = compress(tiny_family, name="random", keep_ratio=0.25)
-
-    def visual_positions(some):
-        rows = backbone.run(some).rows
-        marked = rows.regions_BM == Region.VISUAL
-        return [position[mark].tolist() for position, mark in zip(rows.position, marked, strict=True)]
-
-    together = visual_positions(batch)
-    assert together == [visual_positions(only_sample(batch, sample))[0] for sample in range(3)]
-    assert together[0] != together[1]
-    assert [len(kept) for kept in together] == [16, 16, 32]
-
-
 @pytest.mark.parametrize("keep_ratio", [0.5, 0.25, 0.125, 0.1])
 def test_uniform_tokens_are_spread_over_the_picture(keep_ratio):
     """Gaps of three sizes, every part of 24 x 24 has its share, whatever stands before and however much is padded."""
     regions = torch.full((2, 600), int(Region.PADDING))
     regions[0, 3:579], regions[1, 20:596] = Region.VISUAL, Region.VISUAL
-    reducer = build_reducer("uniform", keep_ratio)
-    keep = reducer.select(look(regions))[0]
+    keep = build_reducer("uniform", keep_ratio).select(look(regions))[0]
     assert torch.equal(keep[0, 3:579], keep[1, 20:596])
     picture = keep[0, 3:579]
     assert int(picture.sum()) == int(keep_ratio * 576)
     assert len(set(picture.nonzero().flatten().diff().tolist())) <= 3
-    parts = picture.view(4, 6, 4, 6).float().sum((1, 3))
-    assert bool(((parts - keep_ratio * 36).abs() < 3).all())
+    assert bool(((picture.view(4, 6, 4, 6).float().sum((1, 3)) - keep_ratio * 36).abs() < 3).all())
     less = build_reducer("uniform", keep_ratio / 2).select(look(regions))[0]
     assert bool((keep | ~less).all())  # a smaller budget keeps a part of a larger one
 
@@ -161,12 +138,9 @@ BUILT = [
     ("quest", {"page_size": 0}, "quest page_size is 0; it must be"),
     ("compactor", {"sketch_seed": -1}, "compactor seed is -1"),
 ]
-
-
-@pytest.mark.parametrize(("name", "settings", "words"), BUILT)
-def test_a_wrong_setting_is_refused_in_words(name, settings, words):
-    with pytest.raises(ValueError, match=words):
-        build_reducer(name, **{"keep_ratio": 0.5, **settings})
+test_a_wrong_setting_is_refused_in_words = refusing(
+    BUILT, lambda name, settings: build_reducer(name, **{"keep_ratio": 0.5, **settings})
+)
 
 
 FIT = [
@@ -198,8 +172,7 @@ FIT = [
 @pytest.mark.parametrize(("name", "settings", "family", "layers", "words"), FIT)
 def test_a_backbone_that_does_not_fit_is_refused_in_words(name, settings, family, layers, words):
     reducer = build_reducer(name, **{"keep_ratio": 0.5, **settings})
-    with pytest.raises(ValueError, match=words):
-        reducer.check_fit(family, sees_images=family != "llama", num_layers=layers)
+    refuses(words, reducer.check_fit, family, sees_images=family != "llama", num_layers=layers)
 
 
 LENGTHS = range(1, 401)
@@ -270,9 +243,6 @@ def test_images_are_told_apart_by_their_samples_tokens():
     assert images_of_samples([0, 21, 9, 0, 5], [7, 7, 7, 9, 5]) == [0, 3, 1, 0, 1]
 
 
-SHAPE = KVShape(16, 4, 64)
-
-
 @pytest.mark.parametrize(("name", "settings"), [("fastv", {}), ("fastv", {"stage": "decoder"})])
 @pytest.mark.parametrize("tokens", [64, 576])
 def test_what_is_stored_once_per_sample_is_paid_for(name, settings, tokens):
@@ -290,13 +260,10 @@ def test_cut_keys_are_cut_in_both():
     assert matched_reducer(build_reducer("fastv", 0.25), thin, 8, 576).keep_ratio == pytest.approx(0.25 * 0.75 / 1.5)
 
 
-@pytest.mark.parametrize(
-    ("reducer", "match"),
+test_where_there_is_none_it_says_why = refusing(
     [
         (build_reducer("none"), "no token reducer"),
         (build_reducer("prumerge", 0.25, adaptive=True), "a different number of tokens"),
     ],
+    lambda reducer: matched_reducer(reducer, KVBudget(1.0, 16, 1), 3, 576),
 )
-def test_where_there_is_none_it_says_why(reducer, match):
-    with pytest.raises(ValueError, match=match):
-        matched_reducer(reducer, KVBudget(1.0, 16, 1), 3, 576)

@@ -20,7 +20,6 @@ from tests.support.plain_choices import clusters_by_loop
 from tests.support.tiny.qwen import qwen_family
 from tests.support.truth_models import prompts
 
-MIXED = [(1, 9), (2, 7), (0, 12)]
 RELEASED = {1: [(300, 200, 110), (303, 110, 36), (238, 48, 26), (66, 30, 17)], 2: LISTS[2]}
 
 
@@ -120,7 +119,6 @@ def rated(family, layer, hidden, position, raters, visual, version, heads):
     return torch.stack(per_head).mean(0)
 
 
-@torch.no_grad()
 def by_the_release(family, batch, reducer):
     """One sample: rows and positions of every stage, and the last layer's output."""
     hidden, regions = family.embed(batch)[0], batch.regions_BN[0].tolist()
@@ -167,11 +165,10 @@ def by_the_release(family, batch, reducer):
 @pytest.mark.parametrize("pad_left", [False, True])
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("heads", ["multi_head", "grouped_query"])
-@torch.no_grad()
 def test_a_pass_is_the_releases_whatever_the_batch_and_the_padding(tiny_family, heads, version, pad_left):
     family = tiny_family if heads == "multi_head" else gqa_family()
     sharpen(family)
-    batch = make_batch(MIXED, pad_left)
+    batch = make_batch([(1, 9), (2, 7), (0, 12)], pad_left)
     backbone = compress(family, name="sparsevlm", keep_ratio=0.6, version=version, heads=2)
     result = backbone.run(batch, pad_left=pad_left)
     for sample in range(3):
@@ -191,11 +188,9 @@ def test_a_pass_is_the_releases_whatever_the_batch_and_the_padding(tiny_family, 
     assert result.rows.next_position[:, 0].tolist() == [75, 137, 14]
 
 
-@torch.no_grad()
 def test_under_mrope_rows_keep_their_own_positions():
     family = qwen_family()
-    batch = prompts(family, "three", False)
-    result = compress(family, name="sparsevlm", keep_ratio=0.6).run(batch)
+    result = compress(family, name="sparsevlm", keep_ratio=0.6).run(prompts(family, "three", False))
     whole = result.spans[0][2]
     for _, _, rows in result.spans[1:]:
         assert torch.equal(rows.position, whole.position.gather(-1, rows.index_BM.expand(3, -1, -1)))
@@ -225,6 +220,4 @@ def test_gradients_reach_recycled_rows_and_routers_above_the_first_cut(tiny_fami
     assert touched[stays].all()
     kept = kept_of(64, int((stays[2:66]).sum()))
     assert int(touched[~stays].sum()) == recycled_counts(64 - kept)[0] - recycled_counts(64 - kept)[1]
-    assert [all(p.grad is not None for p in each.parameters()) for each in backbone.bank.selectors] == [False] + [
-        True
-    ] * 3
+    assert [all(p.grad is not None for p in it.parameters()) for it in backbone.bank.selectors] == [False] + [True] * 3

@@ -18,10 +18,12 @@ from subtoken_train.view.view import View
 from tests.support.golden_cases import alike, load, near
 from tests.support.helpers import compress, gqa_family, make_batch, only_sample, sharpen
 from tests.support.prompt_views import written
+from tests.support.refusals import refusing
 from tests.support.sampling import sampled
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
 HALF = 0.46875  # in four stages, each keeps half of the one before
+SHARES = [[1, 0.75, 0.75, 0.5], [1, 0.5, 0.25, 0.25]]  # averages 0.75 and 0.5
 
 
 @pytest.fixture(params=["multi_head", "grouped_query"])
@@ -83,7 +85,6 @@ def check_stages(backbone, pad_left, stops, counts_of, score):
 
 
 @sampled("pad_left", [False, True], every=4)
-@torch.no_grad()
 def test_stages_are_the_papers(stages, pad_left):
     family, number, average, spans = stages
     backbone = compress(family, name="pyramiddrop", keep_ratio=average, stages=number)
@@ -161,18 +162,6 @@ def test_stretches_of_different_rows_are_diagnosed(tiny_family):
     assert found.rank_tokens_R.tolist()[:64] == expected
 
 
-SHARES = [[1, 0.75, 0.75, 0.5], [1, 0.5, 0.25, 0.25]]  # averages 0.75 and 0.5
-
-
-def identity(family):
-    return Identity("made/here", None, "llava", shapes_digest(family))
-
-
-@pytest.fixture
-def file(tmp_path, tiny_family):
-    return written(tmp_path / "fit.json", "fitprune", PruneSchedules(SHARES), identity(tiny_family))
-
-
 def view_of(regions, attention, count, last):
     """A cut's view of one layer's attention [B, H, N, N]."""
 
@@ -225,22 +214,20 @@ def test_the_average_is_the_keep_ratio_of_fitprune(ratio):
 
 
 @pytest.mark.parametrize("pad_left", [False, True])
-@torch.no_grad()
-def test_layers_are_the_releases(tiny_family, file, pad_left):
+def test_layers_are_the_releases(tiny_family, tmp_path, pad_left):
     sharpen(tiny_family)
+    own = Identity("made/here", None, "llava", shapes_digest(tiny_family))
+    file = written(tmp_path / "fit.json", "fitprune", PruneSchedules(SHARES), own)
     backbone = compress(tiny_family, name="fitprune", keep_ratio=0.5, calibration=file)
 
     def score(paid, visual, after, asks):
         largest = paid.amax(0)
         return largest[visual].sum(0) * largest[after].sum(0)
 
-    check_stages(
-        backbone, pad_left, [1, 2, 3, 4], lambda tokens: [int(tokens * share) for share in SHARES[1][1:]], score
-    )
+    check_stages(backbone, pad_left, [1, 2, 3, 4], lambda tokens: [int(tokens * x) for x in SHARES[1][1:]], score)
 
 
-@pytest.mark.parametrize(
-    ("shares", "message"),
+test_numbers_of_a_file_are_checked = refusing(
     [
         ([[0.9, 0.5]], r"shares\[0\] must start at 1 and never rise"),
         ([[1, 0.5, 0.6]], r"shares\[0\] must start at 1 and never rise"),
@@ -249,7 +236,5 @@ def test_layers_are_the_releases(tiny_family, file, pad_left):
         ([[1, 1.0]], r"rows of falling averages below 1"),
         ([[1, float("nan")]], r"shares\[0\]\[1\] is nan"),
     ],
+    PruneSchedules,
 )
-def test_numbers_of_a_file_are_checked(shares, message):
-    with pytest.raises(ValueError, match=message):
-        PruneSchedules(shares)

@@ -78,7 +78,6 @@ def test_alike_tokens_go_in_the_order_of_their_index_and_bf16_is_compared_in_fp3
 
 
 @sampled("name", SEEING, every=3)
-@torch.no_grad()
 def test_every_tower_serves_it_and_a_batch_is_its_samples(name):
     family = family_of(name)
     batch = prompts(family, "three", pad_left=True)
@@ -282,7 +281,6 @@ def test_statistics_are_the_last_layers_with_heads_unsplit(tiny_family, feature_
 
 @sampled("kind", KINDS, every=4, ids=str)
 @pytest.mark.parametrize("pad_left", [False, True])
-@torch.no_grad()
 def test_a_batch_equals_its_samples_and_positions_count_anew(tiny_family, kind, pad_left):
     """In the release the images of a batch share one count."""
     backbone = compress(tiny_family, name="prumerge", keep_ratio=0.25, **kind)
@@ -291,7 +289,6 @@ def test_a_batch_equals_its_samples_and_positions_count_anew(tiny_family, kind, 
         assert together.rows.regions_BM.eq(Region.VISUAL).sum(-1).tolist() == [16, 32, 0]
 
 
-@torch.no_grad()
 def test_keep_ratio_one_does_not_bypass_it_where_images_choose(tiny_family):
     batch = make_batch(MIXED)
     whole = compress(tiny_family).run(batch)

@@ -9,18 +9,13 @@ from subtoken_train.families.tiles import TileLayout
 from subtoken_train.families.towers import class_attention
 from subtoken_train.ledger.kv_budget import kept_count
 from subtoken_train.reducers import build_reducer
-from subtoken_train.reducers.tower import (
-    contextual_tokens,
-    dominant_tokens,
-    tile_shares,
-    zipped_tiles,
-)
+from subtoken_train.reducers.tower import contextual_tokens, dominant_tokens, tile_shares, zipped_tiles
 from subtoken_train.types import Region, VisualStates
 from tests.support.helpers import check_alone, compress, make_batch, unread
 from tests.support.sampling import sampled
 from tests.support.tiny.llava import TOKENS, next_batch, next_family, next_records
 
-MIXED = [(1, 9), (2, 7), (0, 12)]
+LAYOUT = TileLayout(((24, 48), (48, 24), (48, 48), (72, 24), (24, 72)), 24, 3)
 
 
 def test_class_attention_is_that_of_the_eager_tower(tiny_family):
@@ -72,16 +67,14 @@ def test_without_a_class_token_rows_stay_in_raster_order_at_their_own_places():
 
 @pytest.mark.parametrize("name", ["visionzip", "fastervlm"])
 @pytest.mark.parametrize("pad_left", [False, True])
-@torch.no_grad()
 def test_a_batch_equals_its_samples_and_positions_count_anew(tiny_family, pad_left, name):
     backbone = compress(tiny_family, name=name, keep_ratio=0.25)
-    together = check_alone(backbone, make_batch(MIXED, pad_left), pad_left)
+    together = check_alone(backbone, make_batch([(1, 9), (2, 7), (0, 12)], pad_left), pad_left)
     assert together.rows.regions_BM.eq(Region.VISUAL).sum(-1).tolist() == [16, 32, 0]
     assert together.rows.next_position[:, 0].tolist() == together.rows.visible_BM.sum(-1).tolist()
 
 
 @pytest.mark.parametrize(("name", "read"), [("visionzip", "received"), ("fastervlm", "class")])
-@torch.no_grad()
 def test_the_language_model_sees_what_plain_transformers_would(tiny_family, name, read):
     batch = make_batch([(1, 9)])
     backbone = compress(tiny_family, name=name, keep_ratio=0.25)
@@ -97,9 +90,6 @@ def test_the_language_model_sees_what_plain_transformers_would(tiny_family, name
         places = states.received[0].topk(16).indices.sort().values
         assert result.rows.index_BM[0, 2:18].tolist() == (2 + places).tolist()
         assert torch.equal(merged.tokens[0], states.tokens[0][places])
-
-
-LAYOUT = TileLayout(((24, 48), (48, 24), (48, 48), (72, 24), (24, 72)), 24, 3)
 
 
 def states_of(size: tuple[int, int], seed: int = 0) -> VisualStates:
@@ -137,10 +127,8 @@ def test_the_budget_counts_every_placeholder(round_up, high, wide, ratio):
     kept = kept_count(LAYOUT.placeholders((high, wide)), ratio, round_up)
     assert merged.tokens[0].shape == (kept, 5)
     assert merged.slots[0].nonzero()[:, 0].tolist() == list(range(kept))
-    patches = int((states.tiles[0] >= 0).sum())
-    newlines = max(0, kept - patches)
-    marks = merged.tokens[0][:, -1]
-    assert marks.tolist() == [0] * (kept - newlines) + [1] * newlines
+    newlines = max(0, kept - int((states.tiles[0] >= 0).sum()))
+    assert merged.tokens[0][:, -1].tolist() == [0] * (kept - newlines) + [1] * newlines
 
 
 def plain(states: VisualStates, kept: int) -> torch.Tensor:
@@ -179,10 +167,8 @@ def test_each_tile_is_zipped_by_itself_in_the_releases_order(size, kept):
 
 
 @pytest.mark.parametrize("name", ["visionzip", "fastervlm", "prumerge"])
-@torch.no_grad()
 def test_a_batch_equals_its_samples(tmp_path, name):
     family = next_family()
     batch = next_batch(family, next_records(tmp_path))
-    backbone = compress(family, name=name, keep_ratio=0.25)
-    together = check_alone(backbone, batch, pad_left=False)
+    together = check_alone(compress(family, name=name, keep_ratio=0.25), batch, pad_left=False)
     assert together.rows.regions_BM.eq(Region.VISUAL).sum(-1).tolist() == [TOKENS[0] // 4, sum(TOKENS[1:]) // 4, 0]

@@ -21,7 +21,7 @@ from tests.support.helpers import compress, gqa_family, make_batch, random_score
 from tests.support.sampling import sampled
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+REDUCERS = {"fastv": {"stage": "embeds"}, "fastv, cut late": {"stage": "decoder"}, "random": {}}
 
 
 def with_other_tokens(batch, region):
@@ -49,14 +49,13 @@ def count_calls(bank):
 
 @pytest.mark.parametrize("layout", ["contiguous", "per_head"])
 @pytest.mark.parametrize("selector", SELECTORS)
-@torch.no_grad()
 def test_only_dropped_groups_of_routed_values_change(tiny_family, selector, layout):
     """q, k and o are what their modules give; unrouted values and kept groups are bit-equal, dropped groups 0."""
     batch = make_batch(MIXED)
     backbone = compress(tiny_family, RoutingConfig(selector=selector, layout=layout))
     seen = {}
     for layer, block in enumerate(tiny_family.decoder.layers):
-        for name in PROJECTIONS:
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
             watch_last(
                 getattr(block.self_attn, name),
                 lambda _, args, output, key=(layer, name): seen.__setitem__(key, (args[0], output)),
@@ -79,12 +78,8 @@ def test_only_dropped_groups_of_routed_values_change(tiny_family, selector, layo
         assert not groups[~mask].any()
 
 
-REDUCERS = {"fastv": {"stage": "embeds"}, "fastv, cut late": {"stage": "decoder"}, "random": {}}
-
-
 @pytest.mark.parametrize("pad_left", [False, True])
 @pytest.mark.parametrize("name", REDUCERS)
-@torch.no_grad()
 def test_a_ranked_budget_follows_the_reducer(tiny_family, monkeypatch, name, pad_left):
     """Counts fall with the score that the reducer gave each token, two images of a sample ranked together."""
     sharpen(tiny_family)
@@ -98,8 +93,7 @@ def test_a_ranked_budget_follows_the_reducer(tiny_family, monkeypatch, name, pad
     rows, state = result.rows, result.state
     for sample, tokens in enumerate((16, 32, 0)):
         routed = state.routed_BN[sample]
-        scores = seen[0][sample, rows.index_BM[sample, routed]]
-        order = scores.argsort(descending=True, stable=True)
+        order = seen[0][sample, rows.index_BM[sample, routed]].argsort(descending=True, stable=True)
         expected = ranked_counts(torch.arange(tokens)[None], torch.ones(1, tokens, dtype=torch.bool), 4, 16)[0]
         for mask in state.masks.values():
             assert torch.equal(mask[sample, routed].sum(-1)[order], expected)
@@ -112,7 +106,6 @@ def test_a_ranked_budget_needs_a_ranking(tiny_family, reducer):
 
 
 @pytest.mark.parametrize("selector", SELECTORS)
-@torch.no_grad()
 def test_balance_is_of_the_routed_tokens_and_only_for_learned_routers(tiny_family, selector):
     batch = make_batch(MIXED)
     backbone = compress(tiny_family, RoutingConfig(selector=selector))
@@ -131,7 +124,6 @@ def test_balance_is_of_the_routed_tokens_and_only_for_learned_routers(tiny_famil
     assert torch.equal(state.mean_balance(), state.balances().mean())
 
 
-@torch.no_grad()
 def test_hooks_are_inactive_outside_the_block(tiny_family):
     batch = make_batch(MIXED[:1])
     backbone = compress(tiny_family, RoutingConfig())
@@ -152,9 +144,7 @@ def test_the_state_is_restored_after_nesting_and_after_errors():
     projection = torch.nn.Linear(8, 8)
     bank.attach([projection], [torch.nn.Linear(8, 8)])
     hidden, routed = torch.randn(1, 3, 8), torch.ones(1, 3, dtype=torch.bool)
-    outer, inner = (
-        RoutingState(routed, ~routed, torch.arange(3)[None], torch.zeros(1, dtype=torch.long)) for _ in range(2)
-    )
+    outer, inner = (RoutingState(routed, ~routed, torch.arange(3)[None], torch.zeros(1).long()) for _ in range(2))
     with bank.routing(outer):
         with bank.routing(inner):
             projection(hidden)
@@ -171,7 +161,6 @@ def test_the_state_is_restored_after_nesting_and_after_errors():
 
 @pytest.mark.parametrize("selector", ["linear", "mlp"])
 @pytest.mark.parametrize("query_conditioned", [False, True])
-@torch.no_grad()
 def test_query_tokens_matter_only_to_conditioned_routers(tiny_family, selector, query_conditioned):
     batch = make_batch(MIXED)
     torch.manual_seed(1)
@@ -183,7 +172,6 @@ def test_query_tokens_matter_only_to_conditioned_routers(tiny_family, selector, 
 
 
 @pytest.mark.parametrize("pad_left", [False, True])
-@torch.no_grad()
 def test_the_query_summary_is_the_mean_over_the_query_up_to_the_ranking_token(tiny_family, pad_left):
     """Query tokens of later turns, answers, padding and samples without image do not enter."""
     batch = make_batch(MIXED, pad_left)
@@ -206,7 +194,6 @@ READERS = [RoutingConfig(selector="output_norm"), RoutingConfig(score_prior="out
 
 @sampled("layout", ["contiguous", "per_head"], every=3)
 @sampled("kv_heads", [4, 2, 1], every=3)
-@torch.no_grad()
 def test_chooses_by_each_layers_own_projection(layout, kv_heads):
     family = gqa_family(kv_heads)
     add_lora(family, LoraSettings(dropout=0.0))
@@ -225,8 +212,7 @@ def test_chooses_by_each_layers_own_projection(layout, kv_heads):
 @pytest.mark.parametrize("config", READERS, ids=["selector", "prior"])
 def test_nothing_is_read_before_the_first_pass_and_nothing_is_saved(tiny_family, config):
     with torch.device("meta"):
-        laid_out = RouterBank(config, 128, KVShape(1, 4, 32))
-        laid_out.attach([nn.Linear(128, 128)], [nn.Linear(128, 128)])
+        RouterBank(config, 128, KVShape(1, 4, 32)).attach([nn.Linear(128, 128)], [nn.Linear(128, 128)])
     backbone = compress(tiny_family, config)
     before = set(backbone.bank.state_dict())
     with torch.inference_mode():

@@ -18,7 +18,7 @@ from tests.support.sampling import sampled
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
 FASTV = {"name": "fastv", "keep_ratio": 0.25}
-LEARNED = ("linear", "mlp")
+LAYER = 1
 
 
 def set_betas(backbone, value):
@@ -52,10 +52,9 @@ def test_the_formula_and_its_slope():
         assert gate(logits).dtype == torch.float32
 
 
-@sampled("selector", LEARNED, every=3)
+@sampled("selector", ("linear", "mlp"), every=3)
 @pytest.mark.parametrize("budget", ["per_token", "global"])
 @pytest.mark.parametrize("prior", ["none", "value_norm", "output_norm"])
-@torch.no_grad()
 def test_neutral_settings_with_a_gate_are_the_backbone_bit_for_bit(tiny_family, selector, budget, prior):
     batch = make_batch(MIXED)
     plain = compress(tiny_family)
@@ -98,7 +97,6 @@ def test_the_exact_gradient_against_finite_differences(tiny_family):
     assert bias.grad[3].item() == pytest.approx((losses[0] - losses[1]) / (2 * step), rel=0.02)
 
 
-@torch.no_grad()
 def test_everything_reads_the_logits_with_the_prior(tiny_family):
     """Choice, balance loss and gate; the straight-through sigmoid takes the same tensor."""
     backbone = compress(tiny_family, RoutingConfig(score_prior="value_norm", value_gate=True))
@@ -113,9 +111,6 @@ def test_everything_reads_the_logits_with_the_prior(tiny_family):
     hard = fixed_mask(logits, 4)
     assert torch.equal(state.masks[0], hard | ~state.routed_BN[..., None])
     assert torch.equal(state.balances()[0], balance_loss(logits, hard, state.routed_BN))
-
-
-LAYER = 1
 
 
 def run_layer(backbone, batch):

@@ -74,8 +74,7 @@ def test_initialisation(name):
 @torch.no_grad()
 def test_equals_the_formula(name):
     selector, view = build(name, query_conditioned=True), look()
-    summary = view.query_summary_BD[:, None].expand(-1, 12, -1)
-    rows = torch.cat([view.hidden_BND, summary], -1)
+    rows = torch.cat([view.hidden_BND, view.query_summary_BD[:, None].expand(-1, 12, -1)], -1)
     joined = torch.cat([selector.token.weight, selector.query.weight], 1)
     expected = F.linear(rows, joined, selector.token.bias)
     if name == "mlp":
@@ -84,7 +83,6 @@ def test_equals_the_formula(name):
 
 
 @pytest.mark.parametrize("name", LEARNED)
-@torch.no_grad()
 def test_logits_are_fp32_under_autocast_and_with_bf16_parameters(name):
     selector = build(name, query_conditioned=True)
     view = look(dtype=torch.bfloat16)
@@ -144,8 +142,7 @@ def test_static_is_one_set_per_layer_for_every_token_and_sample():
     ],
 )
 def test_leading_are_the_first_of_each_head_for_every_token(layout, kv_heads, best):
-    view = look().replaced(num_kv_heads=kv_heads)
-    mask = fixed_mask(build("leading", layout=layout)(view), 8)
+    mask = fixed_mask(build("leading", layout=layout)(look().replaced(num_kv_heads=kv_heads)), 8)
     assert (mask == mask[:1, :1]).all()
     assert mask[0, 0].nonzero()[:, 0].tolist() == sorted(best)
 
@@ -155,12 +152,8 @@ def test_leading_weighs_groups_that_span_heads_by_their_channels():
     view = look().replaced(value_groups_BNSg=torch.zeros(1, 2, GROUPS, 12), num_kv_heads=3)
     means = [sum((12 * group + i) % 64 for i in range(12)) / 12 for group in range(GROUPS)]
     expected = sorted(range(GROUPS), key=lambda group: means[group])
-    scores = build("leading")(view)
-    assert scores[0, 1].argsort(descending=True).tolist() == expected
+    assert build("leading")(view)[0, 1].argsort(descending=True).tolist() == expected
     assert build("leading").same_for_all
-
-
-HALF = [torch.bfloat16, torch.float16]
 
 
 def layer_of(bias: bool = True) -> nn.Linear:
@@ -174,7 +167,7 @@ def gradients(layer, inputs, upstream):
     return [parameter.grad.clone() for parameter in layer.parameters()]
 
 
-@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(3, 5, 24), (2, 24)])
 def test_a_half_precision_input_gives_value_and_gradients_of_its_fp32_copy(dtype, bias, shape):
@@ -202,16 +195,11 @@ MIXED = [(1, 7), (1, 5), (0, 6)]
 BOTH = ("norm", "attention")
 
 
-def build_bilinear(**settings):
-    torch.manual_seed(0)
-    return build_selector(WIDTH, RoutingConfig(selector="bilinear", num_groups=GROUPS, **settings))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("query_conditioned", [False, True])
 @torch.no_grad()
 def test_equals_the_formula_token_by_token(dtype, query_conditioned):
-    selector, view = build_bilinear(query_rank=3, query_conditioned=query_conditioned), look(dtype=dtype)
+    selector, view = build("bilinear", query_rank=3, query_conditioned=query_conditioned), look(dtype=dtype)
     found = selector(view)
     assert found.dtype == torch.float32
     for sample, query in enumerate(view.query_summary_BD.double()):
@@ -231,7 +219,6 @@ def test_features_may_be_written_as_a_list():
 
 
 @pytest.mark.parametrize("names", [("norm",), ("attention",), BOTH])
-@torch.no_grad()
 def test_features_equal_their_definition(names):
     torch.manual_seed(0)
     features, view = FeatureMap(RoutingConfig(num_groups=GROUPS, features=names), GROUPS), look()
@@ -272,13 +259,11 @@ def test_the_attention_is_the_mean_of_the_queries_rows_in_that_layer(tiny_family
     seen = batch.regions_BN[0] != Region.PADDING
     one = only_sample(batch, 0)
     out = eager(input_ids=one.input_ids_BN[:, seen], pixel_values=one.pixel_values, output_attentions=True)
-    asks = (batch.regions_BN[0] == Region.QUERY)[seen]
-    expected = out.attentions[0][0][:, asks].mean((0, 1))
+    expected = out.attentions[0][0][:, (batch.regions_BN[0] == Region.QUERY)[seen]].mean((0, 1))
     assert torch.allclose(told[0][0, seen], expected, atol=1e-5)
     assert not told[0][2].any()  # no question about an image
 
 
-@torch.no_grad()
 def test_a_language_models_attention_is_that_of_the_whole_context():
     family, batch = text_family(), text_batch([(24, 9, 2), (20, 7, 2)])
     routing = RoutingConfig("bilinear", num_groups=8, kept_groups=4, budget="global", features=("attention",))
@@ -291,7 +276,6 @@ def test_a_language_models_attention_is_that_of_the_whole_context():
 
 
 @sampled("name", ["linear", "mlp", "bilinear"], every=3)
-@torch.no_grad()
 def test_answers_and_padding_change_no_choice_and_the_question_does(tiny_family, name):
     batch = make_batch(MIXED)
     torch.manual_seed(1)

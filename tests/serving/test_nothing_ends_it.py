@@ -4,6 +4,7 @@ import queue
 import re
 import socket
 import threading
+from itertools import product
 
 import httpx2
 import openai
@@ -19,6 +20,7 @@ from tests.support.chat_servers import KNORM, LLAMA, TEXT, about, said, serving_
 
 PANICS = r"(?:x+x+)+y"
 """At forty x in a row it goes back more often than the Rust that cuts texts bears."""
+BROKEN = "the server failed at this request; its log says why"
 
 
 class Panic(BaseException):
@@ -58,26 +60,15 @@ def test_a_text_that_is_too_long_is_not_tokenised(llama, monkeypatch):
         assert words == "the prompt holds 1,000,000 blanks in a row, at which tokenizers break down; take them out"
 
 
-BROKEN = "the server failed at this request; its log says why"
+IN_A_PASS = product(("_opened", "_whole", "_row"), (Panic("broken"), SystemExit(3), RuntimeError("broken")))
+BEFORE = product(
+    ("http_app.read_request", "answerer.read_for_pass", "line.Line.put"), (Panic("b"), KeyboardInterrupt())
+)
+RAISED = [*((f"answerer.Answerer.{place}", error) for place, error in IN_A_PASS), *BEFORE]
 
 
-@pytest.mark.parametrize("error", [Panic("broken"), SystemExit(3), RuntimeError("broken")])
-def test_nothing_that_a_pass_raises_ends_the_thread(llama, monkeypatch, caplog, error):
-    def fail(*given):
-        raise error
-
-    for place in ("_opened", "_whole", "_row"):
-        monkeypatch.setattr(llama.answerer, place, fail)
-        assert refusal(llama, 500) == BROKEN
-        monkeypatch.undo()
-    assert said(llama.ask("Hi")) is not None
-    llama.until_free()
-    assert llama.answerer.replaced == 0
-
-
-@pytest.mark.parametrize("error", [Panic("broken"), KeyboardInterrupt()])
-@pytest.mark.parametrize("stage", ["http_app.read_request", "answerer.read_for_pass", "line.Line.put"])
-def test_nothing_that_is_raised_before_the_pass_ends_the_server(llama, monkeypatch, stage, error):
+@pytest.mark.parametrize(("stage", "error"), RAISED)
+def test_nothing_that_is_raised_ends_the_thread_or_the_server(llama, monkeypatch, stage, error):
     def fail(*given, **more):
         raise error
 
@@ -86,6 +77,7 @@ def test_nothing_that_is_raised_before_the_pass_ends_the_server(llama, monkeypat
     monkeypatch.undo()
     assert said(llama.ask("Hi")) is not None
     llama.until_free()
+    assert llama.answerer.replaced == 0
 
 
 def test_a_thread_that_ends_is_replaced(llama, monkeypatch, caplog):

@@ -79,12 +79,6 @@ def test_a_list_after_a_line_gets_its_blank_line_and_code_stays():
     assert Links(ROOT, OUTSIDE, "").page_text("choosing.md", text) == expected
 
 
-def test_needs_are_said_and_other_marks_are_not():
-    text = "<!-- needs: a GPU -->\n```\nx\n```\n<!-- run: in a checkout -->\n```\ny\n```\n<!-- shows -->\n```\nz\n```\n"
-    made = Links(ROOT, OUTSIDE, "").page_text("choosing.md", text)
-    assert made == "*Needs a GPU:*\n\n```\nx\n```\n\n```\ny\n```\n\n```\nz\n```\n"
-
-
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_a_code_host_finds_what_a_page_links_to(path):
     """On a code host nothing is made in a build: every relative link is a file."""

@@ -28,10 +28,6 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> Path:
     return folder
 
 
-def write_json(folder: Path, file: str, content: object) -> Path:
-    return write_files(folder, {file: json.dumps(content).encode()})
-
-
 def write_jsonl(folder: Path, file: str, lines: Sequence[Row]) -> Path:
     return write_files(folder, {file: "".join(json.dumps(line) + "\n" for line in lines).encode()})
 
@@ -93,8 +89,8 @@ def textvqa_parquet(folder: Path, documents: Sequence[Row]) -> Path:
 def textvqa_llava(folder: Path, lines: Sequence[Row], data: Sequence[Row], pictures: Mapping[str, bytes]) -> Path:
     """LLaVA's questions, and the answers of the challenge."""
     write_jsonl(folder, TEXTVQA_QUESTIONS, lines)
-    write_json(folder, TEXTVQA_ANSWERS, {"dataset_type": "val", "data": data})
-    return write_files(folder, {f"train_images/{name}.jpg": content for name, content in pictures.items()})
+    answers = {TEXTVQA_ANSWERS: json.dumps({"dataset_type": "val", "data": data}).encode()}
+    return write_files(folder, answers | {f"train_images/{name}.jpg": content for name, content in pictures.items()})
 
 
 def people(*texts: str) -> list[dict[str, Any]]:

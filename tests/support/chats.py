@@ -1,7 +1,8 @@
 """A tokenizer of bytes with the special tokens of many chat formats, and templates as they are published."""
 
+from collections.abc import Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -10,19 +11,20 @@ SPECIAL = ["<pad>", "<s>", "</s>", "<image>", "<video>", "<|im_start|>", "<|im_e
 SPECIAL += ["<|vision_end|>", "<|image_pad|>", "<|video_pad|>", "<IMG_CONTEXT>", "<img>", "</img>"]
 
 
-def byte_level(template: str | None = None) -> PreTrainedTokenizerFast:
-    """A tokenizer of bytes with all marks of all families as special tokens, and a chat template."""
+def byte_tokenizer(special: Sequence[str], size: int, text: str, **named: Any) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, show_progress=False, special_tokens=SPECIAL, initial_alphabet=sorted(alphabet)
-    )
-    tokenizer.train_from_iterator(["USER: what is <image> in a file ? ASSISTANT: a tag"] * 50, trainer)
-    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
-    more = {"additional_special_tokens": SPECIAL[3:], "chat_template": template}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **more, **special)
+    known = {"special_tokens": list(special), "initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
+    tokenizer.train_from_iterator([text] * 50, trainers.BpeTrainer(vocab_size=size, show_progress=False, **known))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named)
+
+
+def byte_level(template: str | None = None) -> PreTrainedTokenizerFast:
+    """A tokenizer of bytes with all marks of all families as special tokens, and a chat template."""
+    named = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "chat_template": template}
+    text = "USER: what is <image> in a file ? ASSISTANT: a tag"
+    return byte_tokenizer(SPECIAL, 400, text, additional_special_tokens=SPECIAL[3:], **named)
 
 
 CHATML = (

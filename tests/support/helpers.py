@@ -21,6 +21,7 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import PromptPass
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.families.backbone_config import BackboneConfig
+from subtoken_train.families.decoder import FUSED
 from subtoken_train.families.family import Family
 from subtoken_train.families.llava import LlavaFamily
 from subtoken_train.families.lora import LoraSettings
@@ -112,11 +113,14 @@ def watch_last(module: torch.nn.Module, hook: Callable[..., None]) -> None:
     module.register_forward_pre_hook(enter)
 
 
-def sharpen(family: Family, factor: float = 6.0) -> None:
-    with torch.no_grad():
-        for layer in family.decoder.layers:
-            layer.self_attn.q_proj.weight.mul_(factor)
-            layer.self_attn.k_proj.weight.mul_(factor)
+@torch.no_grad()
+def sharpen(family: Family, factor: float = 6.0) -> Any:
+    for attention in (layer.self_attn for layer in family.decoder.layers):
+        fused = hasattr(attention, FUSED)
+        rows = [attention.qkv_proj.weight[:-32]] if fused else [attention.q_proj.weight, attention.k_proj.weight]
+        for weight in rows:
+            weight.mul_(factor)
+    return family
 
 
 def random_scores(seed: int, *shape: int, levels: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor:

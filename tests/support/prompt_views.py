@@ -53,7 +53,7 @@ class DenseView(View):
         for part in index.split(5, dim=1):
             yield part, self.rows(part, keys_BN)
 
-    def received(self, rows_BN, keys_BN=None, weight_BN=None):
+    def received(self, rows_BN, keys_BN=None, weight_BN=None, among=None):
         found = self.rows(torch.arange(rows_BN.shape[1]).expand(rows_BN.shape), keys_BN) * rows_BN[:, None, :, None]
         return (found if weight_BN is None else found * weight_BN[:, None, :, None]).sum(2)
 

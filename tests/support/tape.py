@@ -4,7 +4,8 @@ As in a capture nothing may be read by the host, and nothing of Python runs agai
 it was made, and every replay writes it anew. What comes from outside must stay at its address; views stay views.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -59,15 +60,22 @@ class Tape(TorchDispatchMode):
                 held.copy_(new)
 
 
+@contextmanager
+def unread(tape: Tape | None = None) -> Iterator[None]:
+    """Refuse whatever makes the host wait for numbers of a device."""
+    with pytest.MonkeyPatch.context() as patch, tape or Tape():
+        for name in ("tolist", "numpy", "__array__", "cpu"):
+            patch.setattr(Tensor, name, _refused)
+        yield
+
+
 @torch.no_grad()
 def on_tape(step: Callable[[], Tensor], again: Callable[[], None], device: torch.device) -> Callable[[], Tensor]:
     """``decode_step.capture`` without a GPU: two steps before make the same operations, of the same shapes."""
     tapes = [Tape() for _ in range(3)]
     for tape in tapes:
         again()
-        with pytest.MonkeyPatch.context() as patch, tape:
-            for name in ("tolist", "numpy", "__array__", "cpu"):
-                patch.setattr(Tensor, name, _refused)
+        with unread(tape):
             logits_BV = step()
     again()
     _, *same = [[(str(func), [x.shape for x in made]) for func, _, _, made in tape.calls] for tape in tapes]

@@ -11,9 +11,9 @@ import transformers
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from checkpoints.tiny_llava import build_processor
-from subtoken_train.families.decoder import FUSED
 from subtoken_train.families.text import TextFamily
 from subtoken_train.types import Batch, Region
+from tests.support.helpers import sharpen
 from tests.support.tiny import assembled
 
 KINDS = {
@@ -80,16 +80,7 @@ def text_family(kind: str = "llama", layers: int = 3, seed: int = 0, **settings:
             for norm in (getattr(layer.self_attn, name, None) for name in ("q_norm", "k_norm")):
                 if norm is not None:
                     norm.weight.uniform_(0.5, 2)
-            sharpen(layer.self_attn, 8)
-    return TextFamily(model, build_processor().tokenizer)
-
-
-def sharpen(attention: torch.nn.Module, factor: float) -> None:
-    if hasattr(attention, FUSED):
-        attention.qkv_proj.weight[:-32].mul_(factor)
-        return
-    attention.q_proj.weight.mul_(factor)
-    attention.k_proj.weight.mul_(factor)
+    return sharpen(TextFamily(model, build_processor().tokenizer), 8)
 
 
 def text_batch(samples: list[tuple[int, int, int]], pad_left: bool = False, seed: int = 0) -> Batch:

@@ -33,6 +33,7 @@ from subtoken_train.training.module import SubTokenModule
 from subtoken_train.types import Region
 from tests.support.commands import refused
 from tests.support.helpers import make_batch, only_sample
+from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
 
@@ -94,8 +95,7 @@ def test_the_teacher_is_the_backbone_as_it_was_loaded(tiny_family, pad_left):
     enable_checkpointing(tiny_family, module.parts.bank)
     modes = [part.training for part in module.modules()]
     learns = [parameter.requires_grad for parameter in module.parameters()]
-    found = Teacher(tiny_family).logits(batch)
-    assert torch.allclose(found, expected, atol=1e-4)
+    assert torch.allclose(Teacher(tiny_family).logits(batch), expected, atol=1e-4)
     assert modes == [part.training for part in module.modules()]
     assert learns == [parameter.requires_grad for parameter in module.parameters()]
     result = module.parts.run(batch)
@@ -185,8 +185,7 @@ def test_stage_2_keeps_its_first_lora_frozen_and_says_what_it_learned(tiny_run, 
     config = json.loads((folder / "subtoken_config.json").read_text())
     config["training"]["distillation"] = "yes"
     (folder / "subtoken_config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"training\.distillation"):
-        read_adapter(folder)
+    refuses(r"training\.distillation", read_adapter, folder)
 
 
 @sampled(
@@ -302,8 +301,7 @@ def test_cross_entropy_and_own_losses_take_any_number_of_targets(targets, dtype)
 )
 def test_what_is_no_loss_is_one_message(gives, words):
     view = view_of(torch.randn(3, 9, requires_grad=True))
-    with pytest.raises(ValueError, match=f"loss 'spoilt' {words}; it must give a finite scalar"):
-        checked_loss(Spoilt(gives=gives), view)
+    refuses(f"loss 'spoilt' {words}; it must give a finite scalar", lambda: checked_loss(Spoilt(gives=gives), view))
 
 
 def test_names_and_settings_are_worded():
@@ -313,8 +311,7 @@ def test_names_and_settings_are_worded():
         ("focal", {"gamma": "2"}, r"model\.loss_options: gamma is '2'; it must be a number"),
         ("cross_entropy", {"gamma": 2}, r"'cross_entropy' has no settings of its own, and model\.loss_options names"),
     ):
-        with pytest.raises(ValueError, match=words):
-            build_loss(name, options)
+        refuses(words, build_loss, name, options)
 
 
 def test_a_recipe_names_it_check_shows_it_and_a_bad_one_stops_before_a_step(tiny_run, capsys):

@@ -30,6 +30,7 @@ FITS = [
     ("glm4v_moe", [DECODER]),
     ("qwen3_vl_moe", ["--model.reducer.name=fastv"]),
 ]
+CAPPED = {"internvl": ("most_tiles", 2), "smolvlm": ("longest", 64), "mistral3": ("longest", 32)}
 
 
 @pytest.fixture
@@ -51,9 +52,6 @@ def test_three_steps_move_exactly_the_trainables(seeing_run, kind, extra):
     assert {f"compressed.{name}" for name in moved} == set(cli.model.trained())
     layers = cli.model.family.shape.num_layers
     assert len([name for name in moved if "lora_" in name]) == layers * 2 * 2  # on q and v of every layer
-
-
-CAPPED = {"internvl": ("most_tiles", 2), "smolvlm": ("longest", 64), "mistral3": ("longest", 32)}
 
 
 @sampled(

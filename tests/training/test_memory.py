@@ -158,8 +158,7 @@ def test_layer_bands_cover_every_layer_once():
         ("4", "gpu", 2, 8),
         ("0,3", "gpu", 1, 2),
         ([1, 2, 3], "gpu", 1, 3),
-        ("auto", "cpu", 1, 1),
-        (-1, "cpu", 2, 2),
+        ("auto", "cpu", 2, 2),
     ],
 )
 def test_count_devices(devices, accelerator, nodes, count):
@@ -183,7 +182,6 @@ def test_plan_steps(max_steps, max_epochs, batches, plan):
 
 WHOLE = ((1, 2, 2, 2, 4), (1, 2, 4, 0, 0))
 CUT = ((1, 2, 4), (1, 2, 4))
-BARE = ((1, 4), (1, 4))
 
 
 def rows(codes) -> Rows:
@@ -203,7 +201,7 @@ def record(*spans, codes=WHOLE, kept: dict[int, Tensor] | None = None) -> StepRe
         ([(0, 2, WHOLE)], 8, 8),
         ([(0, 2, CUT)], 8, 4),
         ([(0, 1, WHOLE), (1, 4, CUT)], 16, 4 + 3 * 2),
-        ([(0, 2, BARE)], 8, 0),
+        ([(0, 2, ((1, 4), (1, 4)))], 8, 0),
     ],
     ids=["everything", "before layer 0", "between layers", "nothing left"],
 )
@@ -262,8 +260,7 @@ def test_paged_8_bit_adamw_goes_near_adamw():
     steps(ours, paged(ours), 10)
     reference = build_optimizer(plain[:1], plain[1:], OptimizerConfig(learning_rate=0.01, schedule="constant"), 10)[0]
     steps(plain, reference, 10)
-    moved = (plain[0] - two_weights()[0]).norm()
-    assert (ours[0] - plain[0]).norm() < 0.05 * moved
+    assert (ours[0] - plain[0]).norm() < 0.05 * (plain[0] - two_weights()[0]).norm()
     assert torch.allclose(ours[1], plain[1], atol=1e-6)
 
 

@@ -18,6 +18,7 @@ from subtoken_train.training.run_folder import (
     read_run_marker,
     requeued_with_work,
 )
+from tests.support.refusals import refuses
 from tests.support.run_folders import begun, checkpoint, content, kill_in, made_run, states
 
 
@@ -95,8 +96,7 @@ def test_a_folder_that_is_no_run_stays_as_it_is(tmp_path, content):
     (tmp_path / "link").symlink_to("run")
     for name in ("run", "link"):
         run = RunFolder(tmp_path / name)
-        with pytest.raises(ValueError, match="holds files but is not a run"):
-            run.check(resume=False)
+        refuses("holds files but is not a run", run.check, resume=False)
         run.close(keep=False)
     assert [path for path in (tmp_path / "run").rglob("*") if path.is_file()] == [tmp_path / "run" / content]
 
@@ -114,8 +114,7 @@ def test_folders_that_are_refused(tmp_path, folder, words):
     (tmp_path / "file").touch()
     made_run(tmp_path / "done")
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(ValueError, match=words):
-        RunFolder(tmp_path / Path(folder)).check(resume=False)
+    refuses(words, lambda: RunFolder(tmp_path / Path(folder)).check(resume=False))
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -171,8 +170,7 @@ def test_a_run_at_work_is_neither_resumed_nor_renamed(tmp_path, resume):
     run = made_run(tmp_path / "run")
     lock = lock_run(run)
     second = RunFolder(run, replaces=not resume)
-    with pytest.raises(ValueError, match=r"another 'fit' is writing to .*run; wait for it"):
-        second.check(resume)
+    refuses(r"another 'fit' is writing to .*run; wait for it", second.check, resume)
     lock.release()
     second.check(resume)
     second.close(keep=True)
@@ -183,13 +181,11 @@ def test_two_first_runs_do_not_share_a_folder(tmp_path):
     for new in (first, second):
         new.check(resume=False)
     first.open(resume=False)
-    with pytest.raises(ValueError, match="another 'fit' is writing to"):
-        second.open(resume=False)
+    refuses("another 'fit' is writing to", second.open, resume=False)
     second.close(keep=False)
     checkpoint(tmp_path / "run", "first")
     first.close(keep=True)
-    with pytest.raises(ValueError, match="holds a run"):
-        second.open(resume=False)
+    refuses("holds a run", second.open, resume=False)
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"schema_version": 1}', "[]", '{"schema_version": 9}'])
@@ -197,8 +193,7 @@ def test_a_broken_marker_is_worded(tmp_path, text):
     run = made_run(tmp_path / "run")
     (run / MARKER_FILE).write_text(text)
     for resume in (True, False):
-        with pytest.raises(ValueError, match="has schema 9" if "9" in text else MARKER_FILE):
-            RunFolder(run, replaces=not resume).check(resume)
+        refuses("has schema 9" if "9" in text else MARKER_FILE, RunFolder(run, replaces=not resume).check, resume)
 
 
 def test_the_marker_of_a_run_that_took_anothers_place_is_read(tmp_path):

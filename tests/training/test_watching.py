@@ -78,8 +78,7 @@ def test_the_page_names_the_tags_that_a_run_writes(events):
 
 
 def test_values_are_what_they_say(runs):
-    table = rows(runs / "watched")
-    panels = [row for row in table if "tokens_per_s/after" in row]
+    panels = [row for row in rows(runs / "watched") if "tokens_per_s/after" in row]
     assert [row["step"] for row in panels] == [1, 3, 5]  # logging steps only; Lightning counts from 0
     for row in panels:
         assert row["train/kept_visual_fraction"] == 0.25

@@ -1,7 +1,7 @@
 """Base of every task's metric: a torchmetrics metric over predictions and references, with a score per sample."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch.distributed
@@ -39,7 +39,7 @@ class TaskMetric(Metric):
 
     @abstractmethod
     def compute(self) -> dict[str, float]:
-        """Scores by name. References' oddities are scores of their own name (``llava_f1``), never mixed into others."""
+        """Return scores by name. References' oddities are scores of their own name (``llava_f1``), never mixed in."""
 
     @staticmethod
     @abstractmethod
@@ -69,6 +69,19 @@ class MeanScores(TaskMetric):
     @classmethod
     def score(cls, prediction: Any, reference: Mapping[str, Any]) -> float:
         return cls.figures(prediction, reference)[cls.names[0]]
+
+
+def mean_of(name: str, rule: Callable[[Any, Mapping[str, Any]], float]) -> type[MeanScores]:
+    """Make the metric that has one score, the mean of what a rule says of prediction and reference, 0 to 1."""
+
+    class RuleScores(MeanScores):
+        names = (name,)
+
+        @staticmethod
+        def figures(prediction: Any, reference: Mapping[str, Any]) -> dict[str, float]:
+            return {name: float(rule(prediction, reference))}
+
+    return RuleScores
 
 
 class MeanOfTasks(MeanScores):

@@ -23,21 +23,11 @@ import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from subtoken_train.evaluation.metrics.metric import MeanScores
+from subtoken_train.evaluation.metrics.metric import MeanScores, mean_of
 
 SIMILAR_ENOUGH = 0.5
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 TOLERANCE = 0.05
-
-
-class ANLS(MeanScores):
-    """``lmms_anls``: the best similarity to any of the reference's ``answers``, 0 where it is below one half."""
-
-    names = ("lmms_anls",)
-
-    @staticmethod
-    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        return {"lmms_anls": max(lmms_similarity(prediction, answer) for answer in reference["answers"])}
 
 
 def lmms_similarity(prediction: str, answer: str) -> float:
@@ -62,14 +52,12 @@ def levenshtein(first: str, second: str) -> int:
     return row[-1]
 
 
-class ExactMatch(MeanScores):
-    """``accuracy``: answers equal to the reference's ``answer``, in lower case, but for full stops at the end."""
-
-    names = ("accuracy",)
-
-    @staticmethod
-    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        return {"accuracy": float(prediction.rstrip(".").lower() == reference["answer"])}
+ANLS = mean_of("lmms_anls", lambda said, of: max(lmms_similarity(said, answer) for answer in of["answers"]))
+"""The best similarity to any of the reference's ``answers``, 0 where it is below one half."""
+ExactMatch = mean_of("accuracy", lambda said, of: said.rstrip(".").lower() == of["answer"])
+"""Answers equal to the reference's ``answer``, in lower case, but for full stops at the end."""
+Answered = mean_of("answered", lambda said, _: bool(said.strip()))
+"""The share of answers that are not empty. It says nothing of their quality: that is a judge's."""
 
 
 def without_punctuation(text: str) -> str:
@@ -124,16 +112,6 @@ class ContainsAnswer(MeanScores):
 
         said = read(prediction)
         return {"accuracy": float(any(read(answer) in said for answer in reference["answers"]))}
-
-
-class Answered(MeanScores):
-    """``answered``: the share of answers that are not empty. It says nothing of their quality: that is a judge's."""
-
-    names = ("answered",)
-
-    @staticmethod
-    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        return {"answered": float(bool(prediction.strip()))}
 
 
 MARKS = ';/[]"{}()=+\\_-><@`,?!'
@@ -203,26 +181,14 @@ def leave_one_out(answer: str, people: Sequence[str]) -> float:
     return (same * agreed + (len(people) - same) * differed) / len(people)
 
 
-class SoftAccuracy(MeanScores):
-    """``accuracy``: ``leave_one_out`` of the normalised prediction among the normalised ``answers``."""
-
-    names = ("accuracy",)
-
-    @staticmethod
-    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        people = [evalai_answer(answer) for answer in reference["answers"]]
-        return {"accuracy": leave_one_out(evalai_answer(prediction), people)}
-
-
-class VQAv2Accuracy(MeanScores):
-    """``llava_accuracy``: the official scorer's, after ``evalai_answer``; the sub-token paper names none."""
-
-    names = ("llava_accuracy",)
-
-    @staticmethod
-    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        people = [without_breaks(answer) for answer in reference["answers"]]
-        return {"llava_accuracy": official(evalai_answer(prediction), people)}
+SoftAccuracy = mean_of(
+    "accuracy", lambda said, of: leave_one_out(evalai_answer(said), [*map(evalai_answer, of["answers"])])
+)
+"""``leave_one_out`` of the normalised prediction among the normalised ``answers``."""
+VQAv2Accuracy = mean_of(
+    "llava_accuracy", lambda said, of: official(evalai_answer(said), [*map(without_breaks, of["answers"])])
+)
+"""The official scorer's, after ``evalai_answer``; the sub-token paper names none."""
 
 
 def official(answer: str, people: Sequence[str]) -> float:

@@ -68,7 +68,7 @@ class Curve:
         return 1 - self.points[0].kv, 1 - self.points[-1].kv
 
     def reached_text(self, tolerance: float) -> str:
-        """The compression reached; if the curve left the tolerance earlier and came back, that too."""
+        """Write the compression reached; if the curve left the tolerance earlier and came back, that too."""
         if tolerance not in self.edges:
             return f"{', '.join(self.zero)}: 0 uncompressed" if self.zero else "" if self.reference else NO_REFERENCE
         reached = self.edges[tolerance]
@@ -122,8 +122,18 @@ def _curve(backbone: str, name: str, members: list[ArmResults], arms: Sequence[A
     reference = nearest[0] if len(nearest) == 1 else None
     chosen = [*([] if reference is None else [reference]), *members]
     tasks = tuple(task for task in chosen[0].runs if all(_usable(arm, task) for arm in chosen))
-    scored = _scored(chosen, tasks)
-    points = [point for arm in chosen if (point := _point(arm, tasks, reference, scored)) is not None]
+    scored: list[tuple[str, str | None]] = []  # the subtasks that all runs have, else the task as a whole
+    for task in tasks:
+        runs = [run for arm in chosen for run in arm.answered(task).values()]
+        shared = [name for name in runs[0].subtasks if all(name in run.subtasks for run in runs)]
+        scored += [(task, name) for name in shared] or [(task, None)]
+    points = []
+    for arm in chosen:
+        kv, score = cost_of(arm, tasks).shares["with_index"], score_of(arm, tasks) if tasks else None
+        pairs = [] if reference is None else [(_value(reference, *each), _value(arm, *each)) for each in scored]
+        known = pairs and all(full for full, _ in pairs)
+        loss = float(np.mean([(full - mine) / full for full, mine in pairs])) if known else None
+        points += [] if kv is None or score is None else [Point(arm, kv, score, loss)]
     if all(point.arm is reference for point in points):
         return None
     points.sort(key=lambda point: -point.kv)
@@ -145,16 +155,6 @@ def _curve(backbone: str, name: str, members: list[ArmResults], arms: Sequence[A
     )
 
 
-def _scored(arms: Sequence[ArmResults], tasks: Sequence[str]) -> Scored:
-    """Return the tasks of eq. 10: the subtasks that all runs have, else the task as a whole."""
-    scored: list[tuple[str, str | None]] = []
-    for task in tasks:
-        runs = [run for arm in arms for run in arm.answered(task).values()]
-        shared = [name for name in runs[0].subtasks if all(name in run.subtasks for run in runs)]
-        scored += [(task, name) for name in shared] or [(task, None)]
-    return scored
-
-
 def _value(arm: ArmResults, task: str, name: str | None) -> float:
     part = score_part(arm, task, name)
     assert part is not None  # _usable
@@ -166,13 +166,3 @@ def _usable(arm: ArmResults, task: str) -> bool:
     part, runs = score_part(arm, task), arm.runs.get(task, {}).values()
     judged = any(run.manifest.primary == Answered.names[0] for run in runs)
     return part is not None and part.form == "fraction" and not judged
-
-
-def _point(arm: ArmResults, tasks: tuple[str, ...], reference: ArmResults | None, scored: Scored) -> Point | None:
-    kv = cost_of(arm, tasks).shares["with_index"]
-    score = score_of(arm, tasks) if tasks else None
-    if kv is None or score is None:
-        return None
-    pairs = [] if reference is None else [(_value(reference, *each), _value(arm, *each)) for each in scored]
-    known = pairs and all(full for full, _ in pairs)
-    return Point(arm, kv, score, float(np.mean([(full - mine) / full for full, mine in pairs])) if known else None)

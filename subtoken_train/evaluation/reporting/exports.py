@@ -6,6 +6,7 @@ The CSV is in long format, a row per arm, task and score; nothing is rounded awa
 import math
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -13,7 +14,6 @@ from subtoken_train.evaluation.reporting.report import (
     NOTES,
     Cell,
     Report,
-    Section,
     cell_text,
     query_aware_text,
     sections,
@@ -127,23 +127,13 @@ _LATEX_SPECIAL = re.compile("|".join(map(re.escape, _LATEX_ESCAPES)))
 
 def report_latex(report: Report) -> str:
     """Return all score tables."""
-    shown = [part for part in sections(report) if isinstance(part.about, ScoreTable)]
-    return "\n\n".join([r"% \usepackage{booktabs,xcolor}", *map(_latex_table, shown)]) + "\n"
-
-
-def _latex_table(part: Section) -> str:
-    frame = part.written(_latex_cell)
-    text: str = (
-        frame.rename(columns=latex_escape)
-        .style.hide(axis="index")
-        .to_latex(
-            column_format=f"l{'r' * (frame.shape[1] - 1)}",
-            caption=latex_escape(part.title),
-            position_float="centering",
-            hrules=True,
-        )
-    )
-    return text.rstrip()
+    blocks = [r"% \usepackage{booktabs,xcolor}"]
+    for part in (part for part in sections(report) if isinstance(part.about, ScoreTable)):
+        frame = part.written(_latex_cell).rename(columns=latex_escape)
+        how: dict[str, Any] = {"column_format": f"l{'r' * (frame.shape[1] - 1)}", "caption": latex_escape(part.title)}
+        text = frame.style.hide(axis="index").to_latex(**how, position_float="centering", hrules=True)
+        blocks.append(str(text).rstrip())
+    return "\n\n".join(blocks) + "\n"
 
 
 def _latex_cell(cell: Cell, samples: int) -> str:

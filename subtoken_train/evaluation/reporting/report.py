@@ -99,19 +99,16 @@ def make_report(folders: Sequence[Path], progress: Callable[[int, int], None] | 
 
 def human_names(arms: Mapping[str, ArmFacts]) -> dict[str, str]:
     """Map each arm to ``FastV 25 % + S16K4 router``; where these words fit several, the arm's name is added."""
-    words = {name: _method(facts) for name, facts in arms.items()}
+    words = {}
+    for name, facts in arms.items():
+        shape, selector, *rest = [*facts.groups.split(), ""]
+        groups = " ".join(filter(None, [shape, SELECTORS.get(selector, f"{selector} router"), *rest]))
+        parts = {facts.reducer: spoken(facts.reducer), facts.groups: groups, facts.eviction: spoken(facts.eviction)}
+        named = " + ".join(each for own, each in parts.items() if own != NOTHING)
+        whole = "no compression" if facts.adapter is not None else "no compression, no adapter"
+        words[name] = ", ".join([named, *method_notes(facts)]) if named else whole
     alike = Counter(words.values())
     return {name: method if alike[method] == 1 else f"{method} ({name})" for name, method in words.items()}
-
-
-def _method(facts: ArmFacts) -> str:
-    shape, selector, *rest = [*facts.groups.split(), ""]
-    groups = " ".join(filter(None, [shape, SELECTORS.get(selector, f"{selector} router"), *rest]))
-    parts = {facts.reducer: spoken(facts.reducer), facts.groups: groups, facts.eviction: spoken(facts.eviction)}
-    named = " + ".join(words for own, words in parts.items() if own != NOTHING)
-    if not named:
-        return "no compression" if facts.adapter is not None else "no compression, no adapter"
-    return ", ".join([named, *method_notes(facts)])
 
 
 def spoken(words: str) -> str:

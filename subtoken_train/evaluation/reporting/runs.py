@@ -19,7 +19,6 @@ from subtoken_train.evaluation.results import (
     SAMPLES_GLOB,
     ArmFacts,
     Manifest,
-    SampleRecord,
     read_samples,
 )
 from subtoken_train.evaluation.tasks import TASKS, build_task
@@ -135,23 +134,22 @@ class ArmResults:
 
 def read_results(folders: Sequence[Path], progress: Callable[[int, int], None] | None = None) -> list[ArmResults]:
     """Read all arms of some folders, which may share one by task or seed; ``progress`` gets (done, total)."""
-    places = [place for folder in folders for place in _runs_in(folder)]
+    places: list[Path] = []
+    for folder in folders:
+        found = sorted(path.parent for path in folder.glob(f"*/*/{MANIFEST_FILE}"))
+        if not found:
+            writes = "'subtoken-train evaluate' writes them"
+            raise ValueError(f"{folder} holds no results (ARM/TASK/{MANIFEST_FILE}; {writes})")
+        if unnamed := sorted({path.parent for path in folder.glob(f"*/*/{SAMPLES_GLOB}")}.difference(found)):
+            # an arm or a task would be missing from the tables without a word
+            raise ValueError(f"{unnamed[0]} holds answers and no {MANIFEST_FILE}; evaluate it again, or move it away")
+        places += found
     arms: dict[str, ArmResults] = {}
     for done, place in enumerate(places, start=1):
         _add(arms, _read_run(place))
         if progress is not None:
             progress(done, len(places))
     return list(arms.values())
-
-
-def _runs_in(folder: Path) -> list[Path]:
-    found = sorted(path.parent for path in folder.glob(f"*/*/{MANIFEST_FILE}"))
-    if not found:
-        raise ValueError(f"{folder} holds no results (ARM/TASK/{MANIFEST_FILE}; 'subtoken-train evaluate' writes them)")
-    unnamed = sorted({path.parent for path in folder.glob(f"*/*/{SAMPLES_GLOB}")}.difference(found))
-    if unnamed:  # an arm or a task would be missing from the tables without a word
-        raise ValueError(f"{unnamed[0]} holds answers and no {MANIFEST_FILE}; evaluate it again, or move it away")
-    return found
 
 
 def _add(arms: dict[str, ArmResults], run: Run) -> None:
@@ -176,22 +174,10 @@ def _add(arms: dict[str, ArmResults], run: Run) -> None:
 
 def _printable(facts: ArmFacts) -> ArmFacts:
     """Write out what acts on a terminal, or breaks a line of a table, instead of standing there."""
-
-    def shown(text: str) -> str:
-        return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
-
-    texts: dict[str, Any] = {key: shown(value) for key, value in asdict(facts).items() if isinstance(value, str)}
+    texts: dict[str, Any] = {key: value for key, value in asdict(facts).items() if isinstance(value, str)}
+    for key, text in texts.items():
+        texts[key] = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
     return replace(facts, **texts)
-
-
-def _from_last_row(record: SampleRecord, most: int | None) -> bool:
-    """Tell whether all that is scored of a sample comes from its prompt's last row: one token of an answer or choice.
-
-    An answer of two tokens is one and its end, unless it ended because two are the ``most`` that were asked for.
-    """
-    if isinstance(record.prediction, list):
-        return record.new_tokens == len(record.prediction)
-    return record.new_tokens <= (1 if most == 2 else 2)
 
 
 def _read_run(folder: Path) -> Run:
@@ -225,13 +211,17 @@ def _read_run(folder: Path) -> Run:
         (record.kind, score, bool(record.emptied), *(getattr(record, name) for name in COUNTS))
         for record, score in zip(records, own, strict=True)
     ]
+    # one token of an answer or choice is of the prompt's last row; an answer of two is one and its end, if more may be
+    tokens = 1 if task.options.get("max_new_tokens") == 2 else 2
+    told = [(each.new_tokens, each.prediction) for each in records]
+    one_token = all(count == len(said) if isinstance(said, list) else count <= tokens for count, said in told)
     return Run(
         folder,
         manifest,
         pd.DataFrame(rows, index=[record.id for record in records], columns=SAMPLES),
         scores,
         bool(metric.higher_is_better),
-        one_token=all(_from_last_row(record, task.options.get("max_new_tokens")) for record in records),
+        one_token,
         subtasks=tuple(name for name in metric.subtasks if name in scores),
         asked=task.asks,
         question_compressed=task.compresses_question,

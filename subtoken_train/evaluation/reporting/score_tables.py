@@ -130,7 +130,7 @@ def _once(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def estimate_of(parts: Sequence[Estimate]) -> Estimate:
-    """The mean of the parts, samples resampled within each."""
+    """Estimate the mean of the parts, samples resampled within each."""
     whole = replace(
         parts[0],
         value=float(np.mean([part.value for part in parts])),
@@ -148,14 +148,14 @@ def estimate_of(parts: Sequence[Estimate]) -> Estimate:
 
 
 def score_of(arm: ArmResults, tasks: Sequence[str]) -> Estimate | None:
-    """An arm's primary score on a task, or the mean over several; None where one is missing or no fraction."""
+    """Return an arm's primary score on a task, or the mean over several; None where one is missing or no fraction."""
     found = _estimated([score_part(arm, task) for task in tasks])
     assert not isinstance(found, str)
     return found
 
 
 def difference_of(arm: ArmResults, anchor: ArmResults, tasks: Sequence[str]) -> Estimate | str | None:
-    """The paired difference of an arm and its anchor, as ``score_of``; words where one task cannot be paired."""
+    """Return the paired difference of an arm and its anchor, as ``score_of``; words where a task cannot be paired."""
     return _estimated([_difference_part(arm, anchor, task) for task in tasks])
 
 
@@ -192,19 +192,16 @@ class KindScores:
 
 def make_kinds(arms: Sequence[ArmResults]) -> list[KindScores]:
     """All tasks with more kinds than one whose samples have scores in 0..1."""
-    found = [_of_task(task, arms) for task in dict.fromkeys(task for arm in arms for task in arm.runs)]
-    return [kinds for kinds in found if len(kinds.kinds) > 1]
-
-
-def _of_task(task: str, arms: Sequence[ArmResults]) -> KindScores:
-    estimates: dict[str, dict[str, Estimate]] = {}
-    order: dict[str, None] = {}
-    for arm in arms:
-        runs = list(arm.answered(task).values())
-        if runs and all(run.samples.score.between(0, 1).all() for run in runs):
-            order |= dict.fromkeys(kind for run in runs for kind in run.samples.kind)
-            estimates[arm.name] = _of_arm(runs, arm.is_moot(task))
-    return KindScores(task, tuple(order), estimates)
+    found = []
+    for task in dict.fromkeys(task for arm in arms for task in arm.runs):
+        estimates, order = dict[str, dict[str, Estimate]](), dict[str, None]()
+        for arm in arms:
+            runs = list(arm.answered(task).values())
+            if runs and all(run.samples.score.between(0, 1).all() for run in runs):
+                order |= dict.fromkeys(kind for run in runs for kind in run.samples.kind)
+                estimates[arm.name] = _of_arm(runs, arm.is_moot(task))
+        found += [KindScores(task, tuple(order), estimates)] if len(order) > 1 else []
+    return found
 
 
 def _of_arm(runs: Sequence[Run], moot: bool) -> dict[str, Estimate]:

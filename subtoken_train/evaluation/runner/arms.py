@@ -215,7 +215,7 @@ def arm_name(spec: ArmSpec, config: AdapterConfig | None = None) -> str:
 
 
 def adapter_name(path: str, config: AdapterConfig | None = None) -> str:
-    """The name that an adapter was trained under, else its folder's."""
+    """Return the name that an adapter was trained under, else its folder's."""
     config = read_config(adapter_folder(path)) if config is None else config
     return str(config.training.get("name", Path(path).name))
 

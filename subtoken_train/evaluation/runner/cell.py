@@ -28,7 +28,7 @@ from subtoken_train.datasets.recall import RecallRecords, RecallTask
 from subtoken_train.datasets.records import InstructionRecords, Record
 from subtoken_train.datasets.text_batches import collate_text, padding_id
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import MAX_TOKENS
+from subtoken_train.errors import MAX_TOKENS, at_place
 from subtoken_train.evaluation.metrics.metric import Prediction, TaskMetric
 from subtoken_train.evaluation.results import (
     SAMPLES_GLOB,
@@ -80,7 +80,7 @@ def model_inputs(
 
 
 def _encoded(sample: Sample, family: Family, max_length: int | None) -> text_prompts.EncodedText:
-    try:
+    with at_place(f"sample {sample.id!r}: "):
         if sample.messages:
             if sample.chat:
                 text_prompts.check_template(family.tokenizer)
@@ -100,9 +100,7 @@ def _encoded(sample: Sample, family: Family, max_length: int | None) -> text_pro
         if sample.chat:
             prompt, context = text_prompts.in_chat(family, prompt, context)
         text = text_prompts.encode_text(family, prompt, sample.choices, context, max_length=max_length)
-    except ValueError as error:
-        raise ValueError(f"sample {sample.id!r}: {error}") from error
-    return replace(text, record_id=sample.id)
+        return replace(text, record_id=sample.id)
 
 
 def record_prompts(

@@ -16,7 +16,7 @@ from subtoken_train.datasets.records import InstructionRecords, Record
 from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
 from subtoken_train.documents import read_json
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import SubTokenWarning, unknown_name
+from subtoken_train.errors import SubTokenWarning, at_place, unknown_name
 from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evaluation.metrics.metric import MeanScores
 from subtoken_train.evaluation.results import SampleRecord
@@ -222,13 +222,11 @@ def read_scores(path: Path, arm: str) -> Evaluation:
     """Read the scores of an arm and of the others in a file of ``evaluate --out``; all answered the same questions."""
     if not path.is_file():
         raise ValueError(f"metrics {path} is not a file; 'subtoken-train evaluate --out FILE' writes one")
-    try:
+    with at_place(f"metrics {path} is not a record of 'subtoken-train evaluate --out' (", ")"):
         content = read_json(path)
         if not isinstance(content, dict):
             raise ValueError(f"it is {shown(content)}")
         runs = [_checked(run, f"runs[{i}]") for i, run in enumerate(checked(list[Any], content.get("runs"), "runs"))]
-    except ValueError as error:
-        raise ValueError(f"metrics {path} is not a record of 'subtoken-train evaluate --out' ({error})") from None
     arms = {run["arm"]: column_of(run) for run in runs}
     asked = {(run["data"], run["data_sha256"], tuple(run["kinds"])) for run in runs}
     if arm not in arms:

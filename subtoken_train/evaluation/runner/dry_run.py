@@ -5,7 +5,7 @@ there yet (files of tasks, adapters, calibrations of evictions) is listed and no
 trained is taken from its recipe. A nominal prompt of text is as long as its task's option says, else 1,024 tokens.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -68,11 +68,11 @@ class LayoutPool(ModelPool):
         return layout_family(source)  # the compressed backbone around it says whether the reducer fits
 
     def find(self, name: str | Path, revision: str | None = None) -> Path | None:
-        """As the pool of models does; published backbones are known without a request."""
+        """Find as the pool of models does; published backbones are known without a request."""
         return None if published_config(str(name)) is not None else super().find(name, revision)
 
     def folder(self, adapter: str) -> Path:
-        """As the pool of models does; for a planned adapter, its own path."""
+        """Return what the pool of models does; for a planned adapter, its own path."""
         if adapter not in self.plans and self.find(adapter) is None and (plan := self._recipe(adapter)) is not None:
             self.plans[adapter] = plan
         return Path(adapter) if adapter in self.plans else super().folder(adapter)
@@ -87,24 +87,24 @@ class LayoutPool(ModelPool):
     def get(self, path: str | Path, **options: Any) -> CompressedBackbone:
         if self._current is not None and self._asked == (str(path), options):
             return self._current  # arms that differ in their evictions alone
-        plan = self.plans.get(str(path))
-        made = super().get(path, **options) if plan is None else self._put_together(plan, str(path), options)
+        loading = options.get("loading") or {}
+        if (plan := self.plans.get(str(path))) is None:
+            made = super().get(path, **options)
+        else:
+            reducer, selector, seed, backbone = map(options.get, ("reducer", "selector", "seed", "backbone"))
+            changed = with_selection(plan, reducer, selector, seed, str(path))
+            source = replace(plan.backbone, path=backbone) if isinstance(backbone, str) else plan.backbone
+            laid_out = self._cleared(replace(source, **loading), changed.reducer)
+            with torch.device("meta"):
+                made, _ = assemble(laid_out, changed.lora, changed.reducer, changed.routing, changed.stage2)
+            self._current = made.eval()
         self._asked, family, held = (str(path), options), made.family, list(made.parameters())
-        self.laid_out[str(path), (options.get("loading") or {}).get("dtype")] = LaidOut(
+        self.laid_out[str(path), loading.get("dtype")] = LaidOut(
             sum(parameter.numel() * parameter.element_size() for parameter in held),
             sum(parameter.numel() for parameter in held),
             DecoderSize.of(family.decoder.config, family.shape.num_kv_heads, family.shape.head_dim),
         )
         return made
-
-    def _put_together(self, plan: AdapterConfig, path: str, options: dict[str, Any]) -> CompressedBackbone:
-        changed = with_selection(plan, options.get("reducer"), options.get("selector"), options.get("seed"), path)
-        backbone, loading = options.get("backbone"), options.get("loading") or {}
-        source = replace(plan.backbone, path=backbone) if isinstance(backbone, str) else plan.backbone
-        family = self._cleared(replace(source, **loading), changed.reducer)
-        with torch.device("meta"):
-            self._current, _ = assemble(family, changed.lora, changed.reducer, changed.routing, changed.stage2)
-        return self._current.eval()
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,17 @@ def dry_run(grid: Grid, planned: Planned) -> DryRun:
             wanted.append((f"for {task.name}", str(error)))
         asked = [count for count in (grid.limit, task.expected_rows) if count is not None]
         planned_tasks.append((task, min(asked, default=None)))
-    return DryRun([_planned_arm(arm, pool, tasks) for arm in arms], planned_tasks, wanted, notes)
+    planned_arms = []
+    for arm in arms:
+        layers, adapter = arm.shape.num_layers, arm.spec.adapter
+        path = str(arm.spec.backbone) if adapter is None else str(pool.folder(adapter))
+        laid_out = pool.laid_out[path, arm.spec.dtype]
+        lengths = [arm.tokens if task.length_option is None else getattr(task, task.length_option) for task in tasks]
+        longest, work = max(lengths), TrainingFlops(laid_out.decoder, [0] * layers)
+        dense = layers * entry_bytes(arm.shape) * longest
+        flops = tuple(work.sample(arm.reducer.running_tokens(length, layers)) for length in lengths)
+        planned_arms.append(PlannedArm(arm, laid_out, longest, dense, round(dense * arm.facts.nominal_kv), flops))
+    return DryRun(planned_arms, planned_tasks, wanted, notes)
 
 
 def _without_files(spec: ArmSpec) -> tuple[ArmSpec, list[tuple[str, str]]]:
@@ -175,24 +185,13 @@ def _without_files(spec: ArmSpec) -> tuple[ArmSpec, list[tuple[str, str]]]:
 
 
 def recipe_of(adapter: str) -> Path | None:
-    """The recipe of a run's adapter: NAME.yaml here or in ``recipes/``, else the shipped one; None: no recipe."""
+    """Find the recipe of a run's adapter: NAME.yaml here or in ``recipes/``, else the shipped one; None: no recipe."""
     name = run_name(adapter)
     shipped = shipped_recipe(name)
     for own in (Path(f"{name}.yaml"), Path("recipes", f"{name}.yaml")):
         if own.is_file() and (shipped is None or real_path(own) != real_path(shipped)):
             return own
     return shipped
-
-
-def _planned_arm(arm: Arm, pool: LayoutPool, tasks: Sequence[Task]) -> PlannedArm:
-    spec, layers = arm.spec, arm.shape.num_layers
-    path = str(spec.backbone) if spec.adapter is None else str(pool.folder(spec.adapter))
-    laid_out = pool.laid_out[path, spec.dtype]
-    lengths = [arm.tokens if task.length_option is None else getattr(task, task.length_option) for task in tasks]
-    longest, work = max(lengths), TrainingFlops(laid_out.decoder, [0] * layers)
-    dense = layers * entry_bytes(arm.shape) * longest
-    flops = tuple(work.sample(arm.reducer.running_tokens(length, layers)) for length in lengths)
-    return PlannedArm(arm, laid_out, longest, dense, round(dense * arm.facts.nominal_kv), flops)
 
 
 def check_lines(grid: Grid, checked: DryRun) -> list[str]:
@@ -208,18 +207,23 @@ def check_lines(grid: Grid, checked: DryRun) -> list[str]:
         where = f"{task.source or 'not here yet'}" if task.needs_files else "made by its options"
         where += f" ({options})" if options else ""
         lines += [f"  {task.name}: {count}, {where}", f"    asked: {task.asks}"]
+    lines += ["", "arms (KV: share of the compressed region that the ledger promises)"]
     by_backbone: dict[str, list[PlannedArm]] = {}
     for arm in checked.arms:
         by_backbone.setdefault(arm.arm.facts.backbone, []).append(arm)
+        lines.append(f"  {_arm_words(arm)}")
     lines += [
         "",
-        "arms (KV: share of the compressed region that the ledger promises)",
-        *(f"  {_arm_words(arm)}" for arm in checked.arms),
-        "",
         "memory (weights; one batch of the longest contexts or images, whole and compressed, in the model's dtype)",
-        *(f"  {_memory_words(arms, grid.batch_size)}" for arms in by_backbone.values()),
-        *(["", *checked.notes] if checked.notes else []),
     ]
+    for backbone, arms in by_backbone.items():
+        first, kept = arms[0], [grid.batch_size * arm.kept for arm in arms]
+        sizes = (max(arm.laid_out.weights for arm in arms), grid.batch_size * first.dense, min(kept), max(kept))
+        weights, dense, least, most = (f"{size / GIB:.2f}" for size in sizes)
+        span = least if least == most else f"{least} to {most}"
+        tokens = f"{grid.batch_size} x {first.tokens:,} tokens"
+        lines.append(f"  {backbone}: weights {weights} GiB; {tokens}: {dense} GiB dense, {span} GiB kept")
+    lines += ["", *checked.notes] if checked.notes else []
     wanted = [f"  {what}: {how}" for what, how in checked.wanted]
     return [*lines, "", *(["missing", *wanted] if wanted else ["nothing is missing: this can run"])]
 
@@ -237,15 +241,6 @@ def _arm_words(planned: PlannedArm) -> str:
             kept = f"measured, {share} on average of {record.data.samples:,} prompts of {record.data.name}"
     words += [facts.protocol, f"KV {kept}", *([f"anchor {facts.anchor}"] if facts.anchor else [])]
     return f"{facts.name}: {facts.backbone}; {', '.join(words)}"
-
-
-def _memory_words(arms: list[PlannedArm], batch_size: int) -> str:
-    first, kept = arms[0], [batch_size * arm.kept for arm in arms]
-    sizes = (max(arm.laid_out.weights for arm in arms), batch_size * first.dense, min(kept), max(kept))
-    weights, dense, least, most = (f"{size / GIB:.2f}" for size in sizes)
-    span = least if least == most else f"{least} to {most}"
-    tokens = f"{batch_size} x {first.tokens:,} tokens"
-    return f"{first.arm.facts.backbone}: weights {weights} GiB; {tokens}: {dense} GiB dense, {span} GiB kept"
 
 
 def planned_adapter(adapter: str) -> AdapterConfig | None:

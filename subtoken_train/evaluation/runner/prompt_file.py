@@ -17,7 +17,6 @@ from typing import Any
 from subtoken_train.artifact.hub import adapter_folder
 from subtoken_train.datasets.image_sources import find_image
 from subtoken_train.evaluation.metrics.short_answers import Answered
-from subtoken_train.evaluation.results import SampleRecord
 from subtoken_train.evaluation.runner.arms import describe_arm, load_arm
 from subtoken_train.evaluation.runner.cell import ONE, Progress, alone, finished, make_cell, run_cell, write_manifest
 from subtoken_train.evaluation.tasks.local import OwnLines, Paths, are_placed, listed
@@ -93,13 +92,13 @@ class PromptFile(OwnLines):
 
 
 class PicturePrompts(PromptFile):
-    """For a model that sees; some lines may have no image."""
+    """A file's prompts for a model that sees; some lines may have no image."""
 
     modality = "image"
 
 
 class TextPrompts(PromptFile):
-    """For a language model; what may be compressed is the default split of the text."""
+    """A file's prompts for a language model; what may be compressed is the default split of the text."""
 
     modality = "text"
 
@@ -147,18 +146,17 @@ def answer_file(
             run_cell(make_cell(arm, task, samples, backbone.family), folder, backbone, batch_size, ONE, progress)
         finally:
             found = finished(folder, samples)
-            if lines := [_line(found[sample.id]) for sample in samples if sample.id in found]:
-                write_whole(output, "".join(lines))
+            lines = [
+                {
+                    "id": record.id,
+                    "answer": str(record.prediction).rstrip(),
+                    "tokens": record.new_tokens,
+                    "seconds": round(record.prefill_seconds + record.decode_seconds, 5),
+                    "kv_bytes": record.kv_bytes,
+                    "dense_kv_bytes": record.dense_kv_bytes,
+                }
+                for record in (found[sample.id] for sample in samples if sample.id in found)
+            ]
+            if lines:
+                write_whole(output, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
     return len(found)
-
-
-def _line(record: SampleRecord) -> str:
-    content = {
-        "id": record.id,
-        "answer": str(record.prediction).rstrip(),
-        "tokens": record.new_tokens,
-        "seconds": round(record.prefill_seconds + record.decode_seconds, 5),
-        "kv_bytes": record.kv_bytes,
-        "dense_kv_bytes": record.dense_kv_bytes,
-    }
-    return json.dumps(content, ensure_ascii=False) + "\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from subtoken_train.documents import parse_yaml
-from subtoken_train.errors import check_range, check_word, refuse, shell_words
+from subtoken_train.errors import at_place, check_range, check_word, refuse, shell_words
 from subtoken_train.evaluation.tasks import TASKS
 from subtoken_train.inference.arm_spec import ArmSpec, Written
 from subtoken_train.outputs import locked
@@ -105,20 +105,16 @@ def read_grid(path: Path, **overrides: Any) -> Grid:
     instead = f"train it: subtoken-train fit --config {shell_words(path)}"
     is_recipe = isinstance(content, dict) and content.keys() >= {"model", "data"}
     refuse((is_recipe, f"{path} is a recipe, not a grid of arms and tasks; {instead}"))
-    try:
+    with at_place("", "; 'subtoken-train recipes show mini_recall' prints a whole grid"):
         read = vars(typed(_File, content, str(path)))
-    except ValueError as error:
-        raise ValueError(f"{error}; 'subtoken-train recipes show mini_recall' prints a whole grid") from None
     if not read["out"]:
         raise ValueError(f"{path}: out must name the results folder")
     settings = {key: value for given in (read, overrides) for key, value in given.items() if value is not None}
     settings |= {key: Path(settings[key]) for key in ("out", "data_root") if key in settings}
-    try:
+    with at_place(f"{path}: "):
         settings["arms"] = tuple(arm for entry in read["arms"] for arm in expand_arms(entry))
         settings["tasks"] = tuple(map(_task, read["tasks"]))
         return Grid(**settings)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
 
 
 def _task(entry: object) -> TaskSpec:

@@ -12,23 +12,16 @@ from typing import Any, ClassVar
 
 from subtoken_train.datasets.english import SPLITS
 from subtoken_train.datasets.recall import RecallRecords, RecallSample, RecallTask, check_num_facts, recall_accuracy
-from subtoken_train.datasets.records import InstructionRecords, Record
+from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.scenes import COLOR_NAMES, DESCRIPTION_KINDS, PLACES
 from subtoken_train.errors import MAX_COUNT, MAX_SEED, MAX_TOKENS
-from subtoken_train.evaluation.metrics.metric import MeanScores
+from subtoken_train.evaluation.metrics.metric import MeanScores, mean_of
 from subtoken_train.evaluation.tasks.made_texts import MadeTexts, read_tokenizer
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.families.literal_marks import IMAGE_MARK, picture_marks, unescaped
 
-
-class RecallScore(MeanScores):
-    """``score``: mean over contexts of the share of asked facts that are stated exactly; ``codes`` are name to code."""
-
-    names = ("score",)
-
-    @staticmethod
-    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        return {"score": recall_accuracy(prediction, reference["codes"])}
+RecallScore = mean_of("score", lambda said, of: recall_accuracy(said, of["codes"]))
+"""Mean over contexts of the share of asked facts that are stated exactly; ``codes`` are name to code."""
 
 
 @dataclass
@@ -77,21 +70,15 @@ def instruction_samples(
     records: InstructionRecords, limit: int | None = None, max_new_tokens: int = 64
 ) -> list[Sample]:
     """Ask the last learnt answer of the first ``limit`` records, with the turns before it alone."""
-    return [_asked(records[i], max_new_tokens) for i in range(len(records))[:limit]]
-
-
-def _asked(record: Record, max_new_tokens: int) -> Sample:
-    last = max(place for place, turn in enumerate(record.turns) if turn.learnt)
-    turns = record.turns[: last + 1]
-    return Sample(
-        id=record.id,
-        prompt=turns[-1].prompt,
-        reference={"answer": unescaped(turns[-1].answer or ""), "kind": record.kind},
-        images=tuple(record.images[: sum(picture_marks(turn.prompt).count(IMAGE_MARK) for turn in turns)]),
-        max_new_tokens=max_new_tokens,
-        kind=record.kind or "question",
-        earlier=tuple(turns[:-1]),
-    )
+    samples = []
+    for record in (records[i] for i in range(len(records))[:limit]):
+        last = max(place for place, turn in enumerate(record.turns) if turn.learnt)
+        *earlier, asked = turns = record.turns[: last + 1]
+        reference = {"answer": unescaped(asked.answer or ""), "kind": record.kind}
+        images = tuple(record.images[: sum(picture_marks(turn.prompt).count(IMAGE_MARK) for turn in turns)])
+        how: dict[str, Any] = {"max_new_tokens": max_new_tokens, "kind": record.kind or "question"}
+        samples.append(Sample(record.id, asked.prompt, reference, images, **how, earlier=tuple(earlier)))
+    return samples
 
 
 ATTRIBUTES = ("place", "color", "digit")

@@ -19,6 +19,7 @@ from pyarrow import ArrowInvalid
 
 from subtoken_train.datasets import image_sources as media
 from subtoken_train.documents import check_regular, parse_json
+from subtoken_train.errors import at_place, refuse
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.families.online import hub_asked, silence
 from subtoken_train.typed import shown
@@ -81,7 +82,7 @@ def task_folder(task: Task) -> Path:
     """Return the folder of a task that is read from a folder alone."""
     source = task_source(task)
     if not isinstance(source, Path):
-        raise ValueError(f"task {task.name} reads a folder, and {source} is none. {task.where}")
+        raise ValueError(f"task {task.name} reads a folder, and {source} is not one. {task.where}")
     return source
 
 
@@ -158,10 +159,8 @@ def read_jsonl(path: Path, columns: Sequence[str] = ()) -> list[FileRow]:
 
 
 def _parsed(text: str, place: str) -> Any:
-    try:
+    with at_place("", f"; {CUT_OFF}"):
         return parse_json(text, place)
-    except ValueError as error:
-        raise ValueError(f"{error}; {CUT_OFF}") from None
 
 
 def _object(values: Any, place: str, columns: Sequence[str]) -> FileRow:
@@ -240,8 +239,7 @@ def read_split(
         if not paths:
             below = "data" if config is None else config
             raise ValueError(f"task {task.name}: {source} has no {below}/{split}-*.parquet. {task.where}")
-        places = [f"{path}, row {row + 1}" for path in paths for row in range(_count_rows(path))]
-        dataset = _from_files(paths)
+        dataset, places = _from_files(paths)
     if missing := [name for name in (*columns, *images) if name not in dataset.column_names]:
         here = ", ".join(dataset.column_names)
         raise ValueError(f"{source} ({label}) has no column {', '.join(missing)}; its columns are {here}")
@@ -267,17 +265,16 @@ def _encoded_image(dataset: Dataset, row: int, column: str) -> bytes:
     return bytes(value)
 
 
-def _count_rows(path: Path) -> int:
-    check_regular(path)
+def _from_files(paths: list[Path]) -> tuple[Dataset, list[str]]:
+    places = list[str]()
+    for path in paths:
+        check_regular(path)
+        try:
+            places += [f"{path}, row {row + 1}" for row in range(pq.read_metadata(path).num_rows)]
+        except (ArrowInvalid, OSError) as error:
+            raise ValueError(f"{path} is cut off or no Parquet file ({_reason(error)}); fetch it again") from None
     try:
-        return int(pq.read_metadata(path).num_rows)
-    except (ArrowInvalid, OSError) as error:
-        raise ValueError(f"{path} is cut off or no Parquet file ({_reason(error)}); fetch it again") from None
-
-
-def _from_files(paths: list[Path]) -> Dataset:
-    try:
-        return _encoded(load_dataset("parquet", data_files=[str(path) for path in paths], split="train"))
+        return _encoded(load_dataset("parquet", data_files=[str(path) for path in paths], split="train")), places
     except Exception as error:  # whatever the readers of broken files raise
         reason = _reason(error.__cause__ or error)
         raise ValueError(f"{paths[0].parent} cannot be read as Parquet ({reason}); fetch it again") from None
@@ -326,10 +323,8 @@ def check_complete(task: Task, samples: Sequence[Sample], limit: int | None) -> 
         return
     missing = missing_shards(Path(task.source)) if task.source is not None else []
     hint = f" Missing: {', '.join(missing)}." if missing else ""
-    raise ValueError(
-        f"task {task.name} has {found:,} of {expected:,} samples in {task.source or task.hub_id}.{hint} "
-        f"Get the rest, or limit the run. {task.where}"
-    )
+    words = f"task {task.name} has {found:,} of {expected:,} samples in {task.source or task.hub_id}.{hint}"
+    raise ValueError(f"{words} Get the rest, or limit the run. {task.where}")
 
 
 def missing_shards(folder: Path) -> list[str]:
@@ -352,28 +347,20 @@ def check_samples(task: Task, samples: Sequence[Sample]) -> None:
     for sample in samples:
         place = f"task {task.name}, sample {sample.id!r}"
         written = sample.prompt.count("<image>") if task.modality == "image" else len(sample.images)
-        if written != len(sample.images):
-            raise ValueError(
-                f"{place}: {written} <image> in the prompt, {len(sample.images)} images; write one for each"
-            )
-        if sample.context_characters is not None and not 0 <= sample.context_characters <= len(sample.prompt):
-            raise ValueError(
-                f"{place}: context_characters {sample.context_characters} must be 0 to {len(sample.prompt)}"
-            )
-    named = dict.fromkeys(str(path) for sample in samples for image in sample.images for path in _files(image))
+        images, most, context = len(sample.images), len(sample.prompt), sample.context_characters or 0
+        refuse(
+            (written != images, f"{place}: {written} <image> in the prompt, {images} images; write one for each"),
+            (not 0 <= context <= most, f"{place}: context_characters {context} must be 0 to {most}"),
+        )
+    named = dict[str, None]()
+    for image in (image for sample in samples for image in sample.images):  # a video's frames, or their folder
+        frames = image.frames if isinstance(image, media.VideoSource) else image
+        paths = frames if isinstance(frames, tuple) else (frames,) if isinstance(frames, Path) else ()
+        named |= dict.fromkeys(map(str, paths))
     missing = [name for folder in media.compare_images(named, Path(), outside=True) for name in folder.missing]
     if missing:
-        raise ValueError(
-            f"task {task.name}: {len(missing):,} of {len(named):,} images are missing (first: {missing[0]}). "
-            f"{task.where}"
-        )
-
-
-def _files(image: media.PictureSource) -> tuple[Path, ...]:
-    """Return what must be there: a file, the files of a video or their folder."""
-    if isinstance(image, media.VideoSource):
-        return (image.frames,) if isinstance(image.frames, Path) else image.frames
-    return (image,) if isinstance(image, Path) else ()
+        words = f"{len(missing):,} of {len(named):,} images are missing (first: {missing[0]})"
+        raise ValueError(f"task {task.name}: {words}. {task.where}")
 
 
 def open_some(samples: Sequence[Sample]) -> list[tuple[int, int]]:

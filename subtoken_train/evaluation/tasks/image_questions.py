@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from subtoken_train.evaluation.metrics import short_answers
 from subtoken_train.evaluation.metrics.choices import best_placed_letter
-from subtoken_train.evaluation.metrics.metric import MeanScores, TaskMetric
+from subtoken_train.evaluation.metrics.metric import TaskMetric, mean_of
 from subtoken_train.evaluation.tasks.files import FileRow, read_split, task_source, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
 
@@ -152,7 +152,7 @@ _BEGINS = re.compile(r"\s*([A-Z])\.")
 
 
 def placed(text: str, answer: str) -> bool:
-    """MMStar's rule: the letter in the most telling place."""
+    """Return whether the letter in the most telling place is the answer (MMStar's rule)."""
     return best_placed_letter(text, _LETTERS) == answer.strip().upper()
 
 
@@ -166,32 +166,20 @@ def _placed_or_equal(text: str, answer: str) -> bool:
     return placed(text, answer) if answer.upper() in _LETTERS else text.lower().strip().rstrip(".") == answer.lower()
 
 
-class LetterAccuracy(MeanScores):
-    """``accuracy``: the share of right answers, by the rule of the reference's ``task``; it also holds ``answer``."""
-
-    names = ("accuracy",)
-    rules: ClassVar[Mapping[str, Callable[[str, str], bool]]] = {
-        # a letter with a full stop begins the text, or is the text but for case and punctuation
-        "ai2d": _begins_or_is,
-        # ``placed`` for a letter; another answer is the text but for case and full stops
-        "realworldqa": _placed_or_equal,
-        # the first character is the letter, in either case
-        "seedbench": lambda text, answer: text.strip()[:1].lower() == answer.strip().lower(),
-    }
-
-    @classmethod
-    def figures(cls, prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        return {"accuracy": float(cls.rules[reference["task"]](prediction, reference["answer"]))}
+LETTER_RULES: Mapping[str, Callable[[str, str], bool]] = {
+    # a letter with a full stop begins the text, or is the text but for case and punctuation
+    "ai2d": _begins_or_is,
+    # ``placed`` for a letter; another answer is the text but for case and full stops
+    "realworldqa": _placed_or_equal,
+    # the first character is the letter, in either case
+    "seedbench": lambda text, answer: text.strip()[:1].lower() == answer.strip().lower(),
+}
+LetterAccuracy = mean_of("accuracy", lambda said, of: LETTER_RULES[of["task"]](said, of["answer"]))
+"""The share of right answers, by the rule of the reference's ``task``; it also holds ``answer``."""
 
 
-class MMStarAccuracy(MeanScores):
-    """``accuracy`` over all questions, as the paper, whose six categories are of one size."""
-
-    names = ("accuracy",)
-
-    @staticmethod
-    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        return {"accuracy": float(placed(prediction, reference["answer"]))}
+MMStarAccuracy = mean_of("accuracy", lambda said, of: placed(said, of["answer"]))
+"""Over all questions, as the paper, whose six categories are of one size."""
 
 
 class ImageChoices(ImageQuestions):

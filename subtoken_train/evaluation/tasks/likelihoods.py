@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from subtoken_train.documents import check_file_name
 from subtoken_train.errors import MAX_TOKENS
-from subtoken_train.evaluation.metrics.metric import MeanScores, Prediction, TaskMetric
+from subtoken_train.evaluation.metrics.metric import MeanScores, Prediction, TaskMetric, mean_of
 from subtoken_train.evaluation.tasks.files import FileRow, benchmark_text, read_split, read_table, task_source
 from subtoken_train.evaluation.tasks.image_questions import lettered
 from subtoken_train.evaluation.tasks.task import Sample, Task
@@ -67,17 +67,11 @@ def _only(prediction: Prediction) -> float:
     return value
 
 
-class MultipleChoice(MeanScores):
-    """``accuracy``: the share of questions whose likeliest choice is right; among equals the first counts as chosen.
+MultipleChoice = mean_of("accuracy", lambda said, of: said.index(max(said)) == of["answer"])
+"""The share of questions whose likeliest choice is right; among equals the first counts as chosen.
 
-    Likelihoods are taken as they are, not divided by length. A reference holds ``answer``, the right choice's index.
-    """
-
-    names = ("accuracy",)
-
-    @staticmethod
-    def figures(prediction: list[float], reference: Mapping[str, Any]) -> dict[str, float]:
-        return {"accuracy": float(prediction.index(max(prediction)) == reference["answer"])}
+Likelihoods are taken as they are, not divided by length. A reference holds ``answer``, the right choice's index.
+"""
 
 
 _LETTERS = "ABCD"
@@ -138,24 +132,19 @@ class MMLU(Task):
         folder = source / split if isinstance(source, Path) else None
         if folder is not None and folder.is_dir():
             for path in sorted(folder.glob(f"*_{split}.csv")):
-                subjects[path.stem.removesuffix(f"_{split}")] = _csv_rows(path)
+                found = subjects[path.stem.removesuffix(f"_{split}")]
+                for row in read_table(path, _CELLS, header=False):
+                    answer, cells = row.text("answer").strip(), [row.values[name] for name in _CELLS[:5]]
+                    letter = _LETTERS.find(answer) if answer in tuple(_LETTERS) else -1
+                    number = int(answer) if answer.isdecimal() else letter  # -1: neither letter nor number
+                    if found or tuple(cells) != _CELLS[:5]:  # a first row of names is a header
+                        found.append(row.with_values(choices=cells[1:], answer=number))
         else:
             for row in read_split(self, split, self.columns, config="all"):
                 subjects[row.values["subject"]].append(row)
         if not subjects:
             raise ValueError(f"task mmlu: {folder} has no *_{split}.csv. {self.where}")
         return subjects
-
-
-def _csv_rows(path: Path) -> list[FileRow]:
-    """Return rows as the Parquet form has them; an answer that is no letter or number is -1."""
-    found = []
-    for row in read_table(path, _CELLS, header=False):
-        answer = row.text("answer").strip()
-        number = _LETTERS.find(answer) if answer in tuple(_LETTERS) else int(answer) if answer.isdecimal() else -1
-        found.append(row.with_values(choices=[row.values[name] for name in _CELLS[1:5]], answer=number))
-    header = found and tuple(found[0].values[name] for name in _CELLS[:5]) == _CELLS[:5]
-    return found[1:] if header else found
 
 
 def _answer(row: FileRow) -> int:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from subtoken_train.datasets.image_sources import inside
 from subtoken_train.documents import text_problem
-from subtoken_train.errors import MAX_TOKENS, check_word
+from subtoken_train.errors import MAX_TOKENS, at_place, check_word
 from subtoken_train.evaluation.metrics.metric import MeanScores
 from subtoken_train.evaluation.metrics.short_answers import evalai_answer, leave_one_out, lmms_similarity, relaxed_match
 from subtoken_train.evaluation.tasks.files import read_jsonl, unique_ids
@@ -90,10 +90,8 @@ class OwnLines(Task):
         rows = read_jsonl(path)
         for number, row in enumerate(rows, 1):
             line = typed(self.line, row.values, row.place)
-            try:
+            with at_place(f"{row.place}: "):
                 samples.append(self.sample(line, str(number if line.id is None else line.id), path.parent))
-            except ValueError as error:
-                raise ValueError(f"{row.place}: {error}") from None
         unique_ids((sample.id, row.place) for sample, row in zip(samples, rows, strict=True))
         if not samples:
             raise ValueError(f"{path} has no line; {self.where}")

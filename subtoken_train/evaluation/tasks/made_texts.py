@@ -243,25 +243,19 @@ class RulerSynthetic(MadeTexts, LongContext):
 
     def check_lengths(self) -> None:
         count = token_counter(self.tokenizer)
-        for task in self.tasks:
-            for number in range(self.samples_per_task):
-                self._check_room(task, self._maker(task, number), count)
+        for task, number in product(self.tasks, range(self.samples_per_task)):
+            self._check_room(task, self._maker(task, number), count)
 
     def samples(self) -> list[Sample]:
-        count = token_counter(self.tokenizer)
-        return [sample for task in self.tasks for sample in self._task_samples(task, count)]
-
-    def _task_samples(self, task: str, count: Callable[[str], int]) -> list[Sample]:
-        samples, size, maker = [], 0, MAKERS[task]
-        budget = self.length - NEW_TOKENS[family(task)]
-        for number in range(self.samples_per_task):
-            make = self._maker(task, number)
+        count, samples, size = token_counter(self.tokenizer), list[Sample](), 0
+        for task, number in product(self.tasks, range(self.samples_per_task)):
+            make, budget = self._maker(task, number), self.length - NEW_TOKENS[family(task)]
             self._check_room(task, make, count)
 
-            def fits(size: int, make: Callable[[int], Text] = make) -> bool:
+            def fits(size: int, make: Callable[[int], Text] = make, budget: int = budget) -> bool:
                 return count(make(size).whole) <= budget
 
-            size = largest_fitting(fits, size, maker.smallest, maker.largest)
+            size = largest_fitting(fits, size if number else 0, MAKERS[task].smallest, MAKERS[task].largest)
             text = make(size)
             parts = text.context, *parts_of(self, text.rest, task)
             samples.append(ruler_sample(self, task, f"{task}-{number}", parts, text.answers))
@@ -361,10 +355,8 @@ class NeedleMap(MadeTexts, LongContext):
         """Make samples length by length, then depth by depth; ids are both and the needle's number."""
         self.check_options()
         sentences, count = self._sentences(), token_counter(self.tokenizer)
-        sizes = {
-            (length, number): self._size(sentences, number, length, count)
-            for length, number in product(self.lengths, range(self.samples_per_cell))
-        }
+        cells = product(self.lengths, range(self.samples_per_cell))
+        sizes = {(length, number): self._size(sentences, number, length, count) for length, number in cells}
         made = []
         for length, depth, number in product(self.lengths, self.depths, range(self.samples_per_cell)):
             text = self._text(sentences, number, sizes[length, number], depth)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from subtoken_train.evaluation.metrics.metric import MeanScores
+from subtoken_train.evaluation.metrics.metric import mean_of
 from subtoken_train.evaluation.metrics.short_answers import levenshtein
 from subtoken_train.evaluation.tasks.files import FileRow, read_named, read_split
 from subtoken_train.evaluation.tasks.image_questions import LETTER_ANSWER, ImageQuestions, lettered
@@ -49,14 +49,10 @@ def extract(response: str, choices: Sequence[str] | None, question_type: str, an
     if answer_type == "list":
         found = (_LIST.findall(text) or [text])[-1]
         return re.sub(r"\s*,\s*", ", ", re.sub(r"\[\s+|\s+\]", lambda bracket: bracket[0].strip(), found))
-    return _extract_number(text) if answer_type in _KINDS else text
-
-
-def _extract_number(text: str) -> str:
     *_, after = _ANSWER.split(text)
     stated = _NUMBER.search(after) if after != text else None
-    found = [stated.group()] if stated else _NUMBER.findall(text)
-    return found[-1].replace(",", "") if found else text
+    numbers = ([stated.group()] if stated else _NUMBER.findall(text)) if answer_type in _KINDS else []
+    return numbers[-1].replace(",", "") if numbers else text
 
 
 def _extract_choice(text: str, choices: Sequence[str]) -> str:
@@ -88,7 +84,11 @@ def normalise(
     the original.
     """
     if question_type == "multi_choice":
-        return _normalise_choice(str(extraction).strip(), list(choices or ()))
+        text, named = str(extraction).strip(), list(choices or ())
+        letters = re.findall(r"\(([a-zA-Z])\)", text)
+        letter = letters[0].upper() if letters else text
+        place = ord(letter) - ord("A") if len(letter) == 1 else -1
+        return named[place] if 0 <= place < len(named) else min(named, key=lambda each: levenshtein(letter, each))
     try:
         if answer_type == "integer":
             return str(int(float(extraction)))  # type: ignore[arg-type]
@@ -99,48 +99,36 @@ def normalise(
     return str(extraction) if answer_type == "list" or extraction is not None else None
 
 
-def _normalise_choice(text: str, choices: list[str]) -> str:
-    letters = re.findall(r"\(([a-zA-Z])\)", text)
-    letter = letters[0].upper() if letters else text
-    place = ord(letter) - ord("A") if len(letter) == 1 else -1
-    return choices[place] if 0 <= place < len(choices) else min(choices, key=lambda choice: levenshtein(letter, choice))
+def is_right(prediction: str, reference: Mapping[str, Any]) -> bool:
+    """Tell whether an answer is right; references hold what ``MathVista.sample`` takes of a row."""
+    kinds = reference["choices"], reference["question_type"], reference["answer_type"]
+    decimals = None if reference["precision"] is None else int(reference["precision"])  # the Hub's file has 1.0
+    said = normalise(extract(prediction, *kinds), *kinds, decimals)
+    return str(said).strip() == str(reference["answer"]).strip()
 
 
-class MathVistaAccuracy(MeanScores):
-    """``accuracy``: the share of right answers; references hold what ``sample`` takes of a row."""
-
-    names = ("accuracy",)
-
-    @staticmethod
-    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        kinds = reference["choices"], reference["question_type"], reference["answer_type"]
-        decimals = None if reference["precision"] is None else int(reference["precision"])  # the Hub's file has 1.0
-        said = normalise(extract(prediction, *kinds), *kinds, decimals)
-        return {"accuracy": float(str(said).strip() == str(reference["answer"]).strip())}
+MathVistaAccuracy = mean_of("accuracy", is_right)
 
 
 def mathvista_prompt(problem: Mapping[str, Any]) -> str:
     """Return a row's question with its unit, choices, and the form that the answer must have, one below the other."""
     unit = f" (Unit: {problem['unit']})" if problem["unit"] else ""
     choices = [lettered(problem["choices"])] if problem["choices"] else []
-    return "\n".join([problem["question"] + unit, *choices, _form(problem)]).strip()
-
-
-def _form(problem: Mapping[str, Any]) -> str:
     kind, decimals = problem["answer_type"], problem["precision"]
     forms = {
-        ("integer", None): "integer number",
-        ("float", 1): "floating-point number with one decimal place",
-        ("float", 2): "floating-point number with two decimal places",
+        ("list", None): "Python list",
+        ("integer", None): "single integer number",
+        ("float", 1): "single floating-point number with one decimal place",
+        ("float", 2): "single floating-point number with two decimal places",
     }
+    form = forms.get((kind, decimals if kind == "float" else None))
+    asked = f"Answer the question using a {form}."
     if problem["question_type"] == "multi_choice":
-        return LETTER_ANSWER.strip()
-    if kind == "list":
-        return "Answer the question using a Python list."
-    if (form := forms.get((kind, decimals if kind == "float" else None))) is None:
+        asked = LETTER_ANSWER.strip()
+    elif form is None:
         what = f"no prompt for an answer of type {kind!r} with precision {decimals}"
         raise ValueError(f"problem {problem['pid']}: {what}; allowed: integer, list, float with 1 or 2")
-    return f"Answer the question using a single {form}."
+    return "\n".join([problem["question"] + unit, *choices, asked]).strip()
 
 
 class MathVista(ImageQuestions):

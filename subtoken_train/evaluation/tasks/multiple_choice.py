@@ -15,7 +15,7 @@ from string import ascii_uppercase
 from typing import Any, ClassVar
 
 from subtoken_train.evaluation.metrics.choices import LETTERS, MMBenchScores, ScienceQAScores
-from subtoken_train.evaluation.metrics.metric import MeanScores
+from subtoken_train.evaluation.metrics.metric import mean_of
 from subtoken_train.evaluation.tasks.files import FileRow, read_split
 from subtoken_train.evaluation.tasks.image_questions import LETTER_ANSWER, SHORT_ANSWER, ImageQuestions, lettered
 from subtoken_train.evaluation.tasks.task import Sample
@@ -164,24 +164,17 @@ def open_answers(text: str) -> list[str | float]:
     return [answer for said in (*ends, *numbers) for answer in normalised(said)]
 
 
-def _open_right(text: str, answers: Sequence[str]) -> bool:
-    wanted = [each for answer in answers for each in normalised(answer)]
-    texts = [each for each in wanted if isinstance(each, str)]
-    return any(
-        any(each in said for each in texts) if isinstance(said, str) else said in wanted for said in open_answers(text)
-    )
+def mmmu_right(prediction: str, reference: Mapping[str, Any]) -> bool:
+    """Tell whether an answer is right; references hold ``answers`` and ``options``, none if open."""
+    options, answers = reference["options"], reference["answers"]
+    if options:
+        return chosen_letter(prediction, options) in answers
+    wanted, said = [each for answer in answers for each in normalised(answer)], open_answers(prediction)
+    part = any(isinstance(each, str) and each in text for each in wanted for text in said if isinstance(text, str))
+    return part or any(each in wanted for each in said if isinstance(each, float))
 
 
-class MMMUAccuracy(MeanScores):
-    """``accuracy`` by the benchmark's rules, references hold ``answers`` and ``options``, none if open."""
-
-    names = ("accuracy",)
-
-    @staticmethod
-    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        options, answers = reference["options"], reference["answers"]
-        right = chosen_letter(prediction, options) in answers if options else _open_right(prediction, answers)
-        return {"accuracy": float(right)}
+MMMUAccuracy = mean_of("accuracy", mmmu_right)
 
 
 class MMMU(ImageQuestions):

@@ -16,9 +16,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from subtoken_train.errors import MAX_COUNT, MAX_TOKENS
+from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, at_place
 from subtoken_train.evaluation.metrics.metric import MeanOfTasks
-from subtoken_train.evaluation.tasks.files import FileRow, read_jsonl, read_split, task_source, unique_ids
+from subtoken_train.evaluation.tasks.files import read_jsonl, read_split, task_source, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
 
 
@@ -131,17 +131,19 @@ class Ruler(LongContext):
             return [sample for path in files for sample in self._read_task(path)]
         rows = read_split(self, "test", self.columns, config=str(self.length))
         numbers: defaultdict[str, Iterator[int]] = defaultdict(count)
-        named = [(row, row.values["task"], next(numbers[row.values["task"]])) for row in rows]
-        return [self._parquet_sample(row, f"{task}-{number}") for row, task, number in named if task in self.tasks]
-
-    def _parquet_sample(self, row: FileRow, name: str) -> Sample:
-        values = row.values
-        if not values["answer"]:
-            raise ValueError(f"{row.place} has no answer; fetch the file again")
-        question, prefix = values["question"], values["answer_prefix"]
-        if not prefix and self.compresses_question and not self.chat:
-            raise ValueError(f"{row.place} has no answer prefix; ask with question: kept, or chat: true")
-        return ruler_sample(self, values["task"], name, (values["context"], question, prefix), values["answer"])
+        samples = []
+        for row in rows:
+            names = ("task", "context", "question", "answer_prefix", "answer")
+            task, context, question, prefix, answers = (row.values[name] for name in names)
+            number = next(numbers[task])
+            if task not in self.tasks:
+                continue
+            if not answers:
+                raise ValueError(f"{row.place} has no answer; fetch the file again")
+            if not prefix and self.compresses_question and not self.chat:
+                raise ValueError(f"{row.place} has no answer prefix; ask with question: kept, or chat: true")
+            samples.append(ruler_sample(self, task, f"{task}-{number}", (context, question, prefix), answers))
+        return samples
 
     def _read_task(self, path: Path) -> list[Sample]:
         task = path.parent.name
@@ -152,12 +154,10 @@ class Ruler(LongContext):
             text, answers = row.values["input"], row.values["outputs"]
             if not isinstance(text, str) or not isinstance(answers, list) or not answers:
                 raise ValueError(f"{row.place}: input must be a text and outputs a list of texts, at least one")
-            try:
+            with at_place(f"{row.place}: ", "; is this file of that task?"):
                 end = context_end(text, task)
                 apart = row.values.get("answer_prefix")  # newer files keep the prefix apart
                 question, prefix = (text[end:], apart) if apart else parts_of(self, text[end:], task)
-            except ValueError as error:
-                raise ValueError(f"{row.place}: {error}; is this file of that task?") from None
             parts = text[:end], question, prefix
             samples.append(ruler_sample(self, task, f"{task}-{row.values['index']}", parts, [str(a) for a in answers]))
         return samples

@@ -73,23 +73,20 @@ class TextVQA(ImageQuestions):
             known[note.values["image_id"], note.text("question").lower()].append(note)
         rows = []
         for row in questions:
-            question, text = self._llava_prompt(row)
+            question, *rest = row.text("text").split("\n")
+            tokens = len(rest) == 2 and rest[0].startswith(self.ocr_line.rstrip())
+            if not tokens and (self.ocr or len(rest) != 1):
+                lines = f"a line each for the question, '{self.ocr_line}...' (unless ocr=False) and how to answer"
+                raise ValueError(f"{row.place}: a text must have {lines}; got {row.values['text']!r}")
+            text = "\n".join([question, *rest] if self.ocr else [question, rest[-1]])
             image = row.values["question_id"]
             waiting = known.get((image, question.lower()))
             if not waiting:
                 lacks = f"{path} has no (further) answers for question {question!r} of image {image!r}"
                 raise ValueError(f"{row.place}: {lacks}; the two files must be of the same split")
-            source = inside(folder / "train_images", str(row.values["image"]))
+            source = inside(folder / "train_images", row.text("image"))
             rows.append(waiting.popleft().with_values(text=text, image=source))
         return rows
-
-    def _llava_prompt(self, row: FileRow) -> tuple[str, str]:
-        question, *rest = row.text("text").split("\n")
-        tokens = len(rest) == 2 and rest[0].startswith(self.ocr_line.rstrip())
-        if not tokens and (self.ocr or len(rest) != 1):
-            lines = f"a line each for the question, '{self.ocr_line}...' (unless ocr=False) and how to answer"
-            raise ValueError(f"{row.place}: a text must have {lines}; got {row.values['text']!r}")
-        return question, "\n".join([question, *rest] if self.ocr else [question, rest[-1]])
 
 
 @dataclass

@@ -135,15 +135,10 @@ class WordFacts(LongContext):
         random = Random(f"{self.seed}-{number}")
         kinds, people = random.sample(sorted(TEMPLATES), self.facts), random.sample(PEOPLE, self.facts)
         values = [random.choice(TEMPLATES[kind].values) for kind in kinds]
-        facts = [
-            TEMPLATES[kind].says.format(name=name, value=value)
-            for kind, name, value in zip(kinds, people, values, strict=True)
-        ]
+        told = [*zip(kinds, people, values, strict=True)]
+        facts = [TEMPLATES[kind].says.format(name=name, value=value) for kind, name, value in told]
         context = hidden_facts(random, facts, self.words, prose)
-        return [
-            self._sample(f"{number}-{place}", context, kind, name, value)
-            for place, (kind, name, value) in enumerate(zip(kinds, people, values, strict=True))
-        ]
+        return [self._sample(f"{number}-{place}", context, *fact) for place, fact in enumerate(told)]
 
     def _sample(self, name: str, context: str, kind: str, person: str, value: str) -> Sample:
         asked, begins = (text.format(name=person) for text in TEMPLATES[kind][1:3])

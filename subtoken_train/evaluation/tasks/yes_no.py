@@ -94,22 +94,14 @@ class POPE(ImageQuestions):
     def own_rows(self, folder: Path) -> list[FileRow] | None:
         if files.parquet_files(folder, self.answered):
             return None
-        return [row for name in self.categories for row in self._own_rows(folder, name)]
-
-    def _own_rows(self, folder: Path, category: str) -> list[FileRow]:
-        name = f"coco_pope_{category}.json"
-        rows = files.read_jsonl(
-            files.find_file(self, folder, name, f"coco/{name}"), ("question_id", "image", "text", "label")
-        )
-        return [
-            row.with_values(
-                question=row.values["text"],
-                answer=row.values["label"],
-                category=category,
-                image=folder / "val2014" / row.text("image"),
-            )
-            for row in rows
-        ]
+        rows = []
+        for category in self.categories:
+            name = f"coco_pope_{category}.json"
+            path = files.find_file(self, folder, name, f"coco/{name}")
+            for row in files.read_jsonl(path, ("question_id", "image", "text", "label")):
+                asked = {"question": row.values["text"], "answer": row.values["label"], "category": category}
+                rows.append(row.with_values(**asked, image=folder / "val2014" / row.text("image")))
+        return rows
 
     def parquet_rows(self) -> list[FileRow]:
         return [row for row in super().parquet_rows() if row.values["category"] in self.categories]

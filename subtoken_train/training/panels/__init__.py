@@ -22,19 +22,19 @@ _PARTS = {"selectors": "router", "gates": "gate", "features": "features"}
 
 
 def gradients_of(trainer: L.Trainer, module: SubTokenModule) -> dict[str, Tensor | None]:
-    """Gradients by name before the optimiser step, None for a tensor without one; no name under DeepSpeed's engine."""
+    """Return gradients by name before the optimiser step, None for a tensor without; none under DeepSpeed's engine."""
     if isinstance(trainer.strategy, DeepSpeedStrategy):
         return {}
     return {name: parameter.grad for name, parameter in module.trained().items()}
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The tensor itself; if FSDP2 sharded it, all of it (every process must ask)."""
+    """Return the tensor itself; if FSDP2 sharded it, all of it (every process must ask)."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def norms(tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-    """Euclidean norms of the whole tensors that are there, fp32 scalars on the tensors' device."""
+    """Return the Euclidean norms of the whole tensors that are there, fp32 scalars on the tensors' device."""
     return {name: torch.linalg.vector_norm(whole(t).float()) for name, t in tensors.items() if t is not None}
 
 
@@ -54,17 +54,17 @@ def kind_and_layer(name: str) -> tuple[str, int]:
 
 
 def stepped(trainer: L.Trainer, batch_idx: int) -> bool:
-    """True if the micro-batch that just ended completed an optimiser step."""
+    """Return whether the micro-batch that just ended completed an optimiser step."""
     return trainer.is_last_batch or (batch_idx + 1) % trainer.accumulate_grad_batches == 0
 
 
 def logs_now(trainer: L.Trainer, batch_idx: int) -> bool:
-    """True if the micro-batch that just ended completed a logging step."""
+    """Return whether the micro-batch that just ended completed a logging step."""
     return stepped(trainer, batch_idx) and _divides(trainer, trainer.global_step)
 
 
 def logs_next(trainer: L.Trainer) -> bool:
-    """True if the optimiser step under way is a logging step."""
+    """Return whether the optimiser step under way is a logging step."""
     return _divides(trainer, trainer.global_step + 1)
 
 

@@ -54,7 +54,7 @@ class MidwayEvaluation(Callback):
         self.evaluate, self.every_n_steps, self.watch = evaluate, every_n_steps, watch
 
     def due(self, trainer: L.Trainer, batch_idx: int) -> bool:
-        """True if the micro-batch that just ended is followed by an evaluation."""
+        """Return whether the micro-batch that just ended is followed by an evaluation."""
         return stepped(trainer, batch_idx) and trainer.global_step % self.every_n_steps == 0
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:

@@ -17,17 +17,8 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from subtoken_train.functional.masks import choice_entropy, group_usage, mask_entropy, usage_entropy
+from subtoken_train.training import panels
 from subtoken_train.training.module import SubTokenModule
-from subtoken_train.training.panels import (
-    gradients_of,
-    kind_and_layer,
-    logs_next,
-    logs_now,
-    norms,
-    read_together,
-    whole,
-    write,
-)
 
 
 class SilentTensors(Callback):
@@ -45,38 +36,37 @@ class SilentTensors(Callback):
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Optimizer) -> None:
         """Read gradients between accumulation and clipping."""
-        if not self._initial or not (logs_next(trainer) or trainer.global_step + 1 == self._last):
+        if not self._initial or not (panels.logs_next(trainer) or trainer.global_step + 1 == self._last):
             return
-        gradients = gradients_of(trainer, pl_module)
-        for name, norm in norms({name: gradients[name] for name in self._initial if name in gradients}).items():
+        gradients = panels.gradients_of(trainer, pl_module)
+        for name, norm in panels.norms({name: gradients[name] for name in self._initial if name in gradients}).items():
             self._gradient[name] = self._gradient.get(name, 0) + norm
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if not self._initial or trainer.global_step < self._last:
             return
         now = self._watched(pl_module)
-        moved = read_together({name: (now[name] != start).any() for name, start in self._initial.items()})
-        silent = [name for name, norm in read_together(self._gradient).items() if norm == 0]
+        moved = panels.read_together({name: (now[name] != start).any() for name, start in self._initial.items()})
+        silent = [name for name, norm in panels.read_together(self._gradient).items() if norm == 0]
         still = [name for name, any_moved in moved.items() if not any_moved and name not in silent]
         self._initial, self._gradient = {}, {}
         if silent or still:
             kinds = [("no gradient but zeros", silent), ("no change", still)]
             words = "; ".join(f"{what}: {_layers_of(names)}" for what, names in kinds if names)
-            rank_zero_warn(
-                f"some of what should train does not, after {self.after} steps. {words}. Check that the learning rate "
-                "is not 0 and that labels and routed tokens reach the loss"
-            )
+            check = "Check that the learning rate is not 0 and that labels and routed tokens reach the loss"
+            rank_zero_warn(f"some of what should train does not, after {self.after} steps. {words}. {check}")
 
     @staticmethod
     def _watched(module: L.LightningModule) -> dict[str, Tensor]:
         assert isinstance(module, SubTokenModule)
         here = {name: each.detach() for name, each in module.trained().items() if each.numel()}
-        return {name: whole(each) for name, each in here.items() if kind_and_layer(name)[0] in ("router", "lora_B")}
+        watched = (name for name in here if panels.kind_and_layer(name)[0] in ("router", "lora_B"))
+        return {name: panels.whole(here[name]) for name in watched}
 
 
 def _layers_of(names: list[str]) -> str:
     layers: dict[str, set[int]] = {}
-    for kind, layer in map(kind_and_layer, names):
+    for kind, layer in map(panels.kind_and_layer, names):
         layers.setdefault(kind, set()).add(layer)
     return " and ".join(f"{kind} of layers {', '.join(map(str, sorted(found)))}" for kind, found in layers.items())
 
@@ -89,20 +79,20 @@ class TrainedPanel(Callback):
             rank_zero_info("gradient_norm is not logged: DeepSpeed's engine keeps gradients to itself")
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Optimizer) -> None:
-        if not logs_next(trainer):
+        if not panels.logs_next(trainer):
             return
-        found = _by_layer("gradient_norm", gradients_of(trainer, pl_module))
+        found = _by_layer("gradient_norm", panels.gradients_of(trainer, pl_module))
         if found:
             found["gradient_norm/total"] = torch.linalg.vector_norm(torch.stack(list(found.values())))
         weights = {name: p.detach() for name, p in pl_module.trained().items() if p.numel()}
         found |= _by_layer("weight_norm", weights)
-        write(trainer, read_together(found), trainer.global_step + 1)
+        panels.write(trainer, panels.read_together(found), trainer.global_step + 1)
 
 
 def _by_layer(tag: str, tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
     groups: dict[str, list[Tensor]] = {}
-    for name, norm in norms(tensors).items():
-        kind, layer = kind_and_layer(name)
+    for name, norm in panels.norms(tensors).items():
+        kind, layer = panels.kind_and_layer(name)
         groups.setdefault(f"{tag}/{kind}/layer_{layer}", []).append(norm)
     return {name: torch.linalg.vector_norm(torch.stack(own)) for name, own in groups.items()}
 
@@ -116,15 +106,15 @@ class RoutingPanel(Callback):
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         bank = pl_module.parts.bank
-        if bank is not None and bank.learned and logs_next(trainer):
+        if bank is not None and bank.learned and panels.logs_next(trainer):
             notes = [partial(self._note, layer) for layer in range(len(bank.selectors))]
             self._hooks = [each.register_forward_hook(note) for each, note in zip(bank.selectors, notes, strict=True)]
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         for hook in self._hooks:
             hook.remove()
-        if logs_now(trainer, batch_idx):
-            write(trainer, self._statistics(pl_module), trainer.global_step)
+        if panels.logs_now(trainer, batch_idx):
+            panels.write(trainer, self._statistics(pl_module), trainer.global_step)
         self._logits, self._hooks = {}, []
 
     def _note(self, layer: int, router: nn.Module, args: Any, logits_BNS: Tensor) -> None:
@@ -143,7 +133,7 @@ class RoutingPanel(Callback):
             if layer in self._logits:
                 logits_BNS = self._logits[layer][..., : mask_BNS.shape[-1]]  # of keys under a byte budget, behind
                 found[f"router_entropy/layer_{layer}"] = choice_entropy(logits_BNS, routed_BN)
-        numbers = read_together(found)
+        numbers = panels.read_together(found)
         for layer, usage_S in zip(usages, torch.stack(list(usages.values())).cpu(), strict=True):
             numbers[f"group_usage_entropy/layer_{layer}"] = usage_entropy(usage_S)
             numbers[f"group_usage_max/layer_{layer}"] = float(usage_S.max())

@@ -30,11 +30,11 @@ class Stopwatch:
 
     def restart(self) -> None:
         """Begin at zero."""
-        self._start, self._paused = time.perf_counter(), 0.0
+        self._start = time.perf_counter()
 
     def seconds(self) -> float:
         """Return the time on the watch."""
-        return max(time.perf_counter() - self._start - self._paused, 1e-9)
+        return max(time.perf_counter() - self._start, 1e-9)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -43,7 +43,7 @@ class Stopwatch:
         try:
             yield
         finally:
-            self._paused += time.perf_counter() - begin
+            self._start += time.perf_counter() - begin
 
 
 class Throughput(Callback):

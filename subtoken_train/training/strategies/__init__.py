@@ -1,7 +1,7 @@
 """The strategies that a recipe may name in ``trainer.strategy``; each is Lightning's own with our settings.
 
-ZeRO is DeepSpeed's, through Lightning: optimiser states (1), gradients (2) and weights (3) over processes. Only what is
-trained has gradients and states, so 1 and 2 save little and 3 is for backbones that do not fit on one device.
+ZeRO is DeepSpeed's: optimiser states (1), gradients (2) and weights (3) over processes. Only what is trained has the
+first two, so 1 and 2 save little and 3 is for backbones that do not fit on one device.
 """
 
 import argparse
@@ -25,15 +25,13 @@ from subtoken_train.training.trained_tensors import check_same_shapes, shapes_of
 BUCKET = 50_000_000
 """Elements that are communicated at once; Lightning's 200 million would reserve 800 MB for adapters of a tenth."""
 
-PRECISIONS = ("32-true", "bf16-mixed")
-"""Others would round what is trained."""
+PRECISIONS = ("32-true", "bf16-mixed")  # others would round what is trained
 
 
 class ZeroStrategy(DeepSpeedStrategy):
     """ZeRO with torch's own AdamW, whose steps are those of DDP: the same loss, the same accumulation windows.
 
-    * Accumulation is Lightning's: DeepSpeed is told where a window ends, so that a short last window of an epoch is a
-      step of its own, and it divides by nothing (it would divide a second time).
+    * Accumulation is Lightning's: DeepSpeed is told where a window ends, and divides by nothing.
     * LoRA and routers stay fp32 under ``bf16-mixed`` (torch's autocast), and are reduced in fp32; frozen weights keep
       the recipe's dtype. DeepSpeed's own bf16 mode would round them all.
     * Checkpoints hold what is trained only. Stage 3 splits the backbone's weights as they are read.
@@ -105,16 +103,11 @@ class ZeroStrategy(DeepSpeedStrategy):
         import deepspeed
 
         index = self.root_device.index
-        engine, made, _, _ = deepspeed.initialize(
-            args=argparse.Namespace(device_rank=self.local_rank if index is None else index),
-            config=self.config,
-            model=model,
-            model_parameters=[parameter for parameter in model.parameters() if parameter.requires_grad],
-            optimizer=optimizer,
-            lr_scheduler=lr_scheduler,
-            dist_init_required=False,
-        )
-        return engine, made
+        args = argparse.Namespace(device_rank=self.local_rank if index is None else index)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        given = {"model_parameters": trained, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
+        started = deepspeed.initialize(args=args, config=self.config, model=model, dist_init_required=False, **given)
+        return started[0], started[1]
 
     @property
     def handles_gradient_accumulation(self) -> bool:
@@ -187,14 +180,14 @@ class Fsdp2Strategy(ModelParallelStrategy):
         return {**super().load_checkpoint(checkpoint_path, weights_only), "state_dict": tensors}
 
 
-_STAGES: dict[str, dict[str, Any]] = {f"zero{stage}": {"stage": stage} for stage in (1, 2, 3)}
-PRESETS = {**_STAGES, "zero3_offload": {"stage": 3, "offload": True}}
+PRESETS: dict[str, dict[str, Any]] = {f"zero{stage}": {"stage": stage} for stage in (1, 2, 3)}
+PRESETS["zero3_offload"] = {"stage": 3, "offload": True}
 """Settings of a name; ``auto`` (one device, or DDP on several) and ``ddp`` are Lightning's as they come."""
 _BARE = DeepSpeedStrategy | FSDPStrategy | ModelParallelStrategy
 
 
 def shares_weights(strategy: Strategy) -> bool:
-    """True if a strategy's processes hold parts of the weights, which none may load before the others."""
+    """Return whether a strategy's processes hold parts of the weights, which none may load before the others."""
     return isinstance(strategy, Fsdp2Strategy) or (isinstance(strategy, ZeroStrategy) and strategy.zero_stage_3)
 
 
@@ -216,22 +209,15 @@ def check_kind(kind: type[Strategy], precision: str, module: Any) -> None:
         "model.routing.features attention": routing is not None and "attention" in routing.features,
         f"model.optimizer.name {optimizer}": optimizer != "adamw",
     }
+    rounds = f"trainer.precision {precision} would round LoRA and routers under ZeRO"
+    bare = f"trainer.strategy {kind.__name__} knows nothing of frozen weights, routers and accumulation windows"
+    # seen: processes reduce in different orders as soon as one has a text-only batch and another images
+    unordered = fsdp2 and module.gradient_checkpointing and routing is not None
+    why = "trainer.strategy fsdp2 cannot train routers with model.gradient_checkpointing"
     refuse(
-        (
-            zero and precision not in PRECISIONS,
-            f"trainer.precision {precision} would round LoRA and routers under ZeRO; use one of "
-            f"{', '.join(PRECISIONS)}",
-        ),
-        (
-            issubclass(kind, _BARE) and not shares,
-            f"trainer.strategy {kind.__name__} knows nothing of frozen weights, routers and accumulation windows; use "
-            "one of auto, ddp, zero1, zero2, zero3, zero3_offload, fsdp2",
-        ),
-        (  # seen: processes reduce in different orders as soon as one has a text-only batch and another images
-            fsdp2 and module.gradient_checkpointing and routing is not None,
-            "trainer.strategy fsdp2 cannot train routers with model.gradient_checkpointing; use ddp, zero2 or zero3, "
-            "or set it to false",
-        ),
+        (zero and precision not in PRECISIONS, f"{rounds}; use one of {', '.join(PRECISIONS)}"),
+        (issubclass(kind, _BARE) and not shares, f"{bare}; use one of auto, ddp, fsdp2, {', '.join(PRESETS)}"),
+        (unordered, f"{why}; use ddp, zero2 or zero3, or set it to false"),
         *(
             (shares and there, f"{what} is not tried under ZeRO and FSDP2; use trainer.strategy ddp, or leave it out")
             for what, there in untried.items()

@@ -111,10 +111,6 @@ def report(folder):
     return make_report([folder])
 
 
-def words_of(figure) -> set[str]:
-    return {text.get_text() for text in figure.legends[0].get_texts()}
-
-
 def test_points_of_a_curve(report):
     (curve,) = [curve for curve in report.curves if curve.name == "fastv"]
     figure = pages.curve_chart([curve], pages.series_of(report))
@@ -123,7 +119,7 @@ def test_points_of_a_curve(report):
     assert axes.get_xscale() == "log"
     assert [label.get_text() for label in axes.get_xticklabels()] == ["25%", "50%", "100%"]
     assert axes.get_ylabel() == "score, %"
-    assert words_of(figure) == {"FastV"}
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == {"FastV"}
     whiskers = [collection.get_segments()[0] for collection in axes.collections]
     error = 100 * curve.points[1].estimate.error
     assert whiskers[1][:, 1].tolist() == pytest.approx([50 - error, 50 + error])

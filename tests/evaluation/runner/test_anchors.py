@@ -139,6 +139,7 @@ def test_what_is_read_in_part_is_promised_whole(pool):
             "compresses before the question is seen",
         ),
         (ArmSpec(adapter="nowhere/at/all"), "nowhere/at/all is not an adapter folder"),
+        (ArmSpec(backbone=f"{ADAPTERS}/tiny_lora_only"), "is an adapter; write adapter:"),
         (replace(WHOLE, reducer="fastv"), "needs keep_ratio"),
         (replace(WHOLE, keep_ratio=0.25), "keep_ratio 0.25 needs a reducer"),
     ],

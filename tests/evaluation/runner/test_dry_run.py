@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from subtoken_train.cli.main import main
 from subtoken_train.evaluation.runner.arms import load_arm, prepare, with_anchors
 from subtoken_train.evaluation.runner.dry_run import LayoutPool, check_lines, dry_run, planned_adapter
 from subtoken_train.evaluation.runner.spec import Grid, TaskSpec, expand_arms
 from subtoken_train.inference.pool import ModelPool
+from tests.support.commands import printed, refused
 from tests.support.places import ROOT
 
 SHIPPED = "checkpoints/adapters/tiny_fastv25_s16k4"
@@ -140,11 +140,9 @@ def test_a_nominal_prompt_is_as_long_as_its_task_says():
 
 def test_the_command_prints_and_writes_nothing(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["evaluate", "--config", "table1_llava7b", "--check", "--limit", "3"]) == 0
-    said = capsys.readouterr().out
+    said = printed(capsys, "evaluate", "--config", "table1_llava7b", "--check", "--limit", "3")
     assert "17 arms x 7 tasks, 357 answers" in said
     assert "llava7b_fastv25_s16k4: llava-hf/llava-1.5-7b-hf; reducer fastv 0.25, groups S16K4 linear" in said
     assert "weights 13.20 GiB" in said
     assert not list(tmp_path.iterdir())
-    assert main(["evaluate", "--suite", "mini", "--check"]) == 2
-    assert "--check does not apply to --suite" in capsys.readouterr().err
+    assert "--check does not apply to --suite" in refused(capsys, "evaluate", "--suite", "mini", "--check")

@@ -12,12 +12,11 @@ from subtoken_train.datasets.scene_files import write_scene_split
 from subtoken_train.evaluation.results import MANIFEST_FILE, Manifest, read_samples
 from subtoken_train.evaluation.runner.arms import prepare
 from subtoken_train.evaluation.runner.run import run_grid
-from subtoken_train.evaluation.runner.spec import ArmSpec
 from subtoken_train.evictions.h2o import LayerShares
 from subtoken_train.families.backbone_config import BackboneConfig, resolve
 from subtoken_train.inference.pool import ModelPool, load_backbone
 from subtoken_train.reducers.staged import PruneSchedules
-from tests.support.eval_runs import ADAPTERS, ANCHOR, ROUTED, WHOLE, scenes_grid
+from tests.support.eval_runs import ANCHOR, ROUTED, WHOLE, scenes_grid
 from tests.support.prompt_views import written
 from tests.support.sampling import sampled
 
@@ -134,19 +133,3 @@ def test_a_random_control_of_each_training_has_that_training_s_seed(tmp_path):
     drawn = replace(ROUTED, selector="random")
     arms = prepare([drawn, replace(drawn, adapter=str(adapter)), replace(drawn, seed=7)], ModelPool())
     assert [arm.facts.seed for arm in arms] == [0, 1, 7]
-
-
-@sampled(
-    ("late", "words"),
-    [
-        (replace(EVICTED, eviction="aircache", protocol="context_first"), "context_first compresses before"),
-        (ArmSpec(adapter=f"{ADAPTERS}/tinylm_lora_only"), "run them separately"),
-        (ArmSpec(backbone=f"{ADAPTERS}/tiny_lora_only"), "is an adapter; write adapter:"),
-    ],
-    every=3,
-)
-def test_what_cannot_run_is_refused_before_anything_is_answered(scenes, tmp_path, late, words):
-    grid = scenes_grid(scenes, tmp_path / "out", WHOLE, late, limit=2)
-    with pytest.raises(ValueError, match=words):
-        run_grid(grid)
-    assert not list(grid.out.glob("*/*"))

@@ -10,7 +10,6 @@ from subtoken_train.evaluation.tasks.captions import CaptionCider, cider, ptb_to
 from tests.support.benchmark_folders import reference_cases, refused, write_rows
 
 needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="the PTB tokenizer is a Java program")
-CAPTIONS = [("a dog runs", ["a dog runs fast", "the dog"]), ("ein Hund", ["a cat"]), ("", ["two red cars", "cars"])]
 COLUMNS = {"coco_caption": ("question_id", "answer"), "textcaps": ("image_id", "caption_str")}
 
 

@@ -228,7 +228,7 @@ def test_scores_by_difficulty_and_length():
 )
 def test_rows_of_v2_that_cannot_be_scored(tmp_path, row, message):
     refused(r"has no data\.json\. hf download THUDM/LongBench-v2", "longbench_v2", tmp_path)
-    refused("longbench_v2 reads a folder, and THUDM/LongBench-v2 is none", "longbench_v2", "THUDM/LongBench-v2")
+    refused("longbench_v2 reads a folder, and THUDM/LongBench-v2 is not one", "longbench_v2", "THUDM/LongBench-v2")
     refused(message, "longbench_v2", write_v2(tmp_path, {}, {"_id": "7", **row}))
     (tmp_path / "data.json").write_text("{}")
     refused(r"data\.json is no list; is it another file\?", "longbench_v2", tmp_path)

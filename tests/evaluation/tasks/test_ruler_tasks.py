@@ -201,8 +201,7 @@ def test_needles_stand_where_the_map_says(haystack):
         ({"haystack": "nowhere.txt"}, r"nowhere\.txt"),
     ],
 )
-def test_maps_that_are_refused(tmp_path, monkeypatch, options, words):
-    monkeypatch.chdir(tmp_path)
+def test_maps_that_are_refused(tmp_path, options, words):
     (tmp_path / "empty.txt").write_text(" \n")
     with pytest.raises((ValueError, FileNotFoundError), match=words):
         build_task("needle_map", **options).check_options()

@@ -150,8 +150,7 @@ def test_a_partial_set_is_refused_with_the_names_of_the_missing_shards(folder, m
     files.check_complete(Birds(), some(1), None)
 
 
-def test_a_folder_comes_first_and_the_hub_id_is_the_default(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_folder_comes_first_and_the_hub_id_is_the_default(monkeypatch):
     Path("a/b").mkdir(parents=True)
     assert files.task_source(Birds(source="a/b")) == Path("a/b")
     assert files.task_source(Birds(source="a/c")) == "a/c"

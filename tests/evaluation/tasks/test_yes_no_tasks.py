@@ -47,14 +47,10 @@ def test_popes_own_form(tmp_path):
     assert open_image(second.images[0]).getpixel((0, 0)) == (5, 0, 0)
 
 
-def real_pope(shared):
+def test_answers_of_llava_are_joined_by_id_whatever_their_order(shared):
     if not (folder := shared / "realdata" / "pope").is_dir():
         pytest.skip("reference material (pope) is absent")
-    return folder
-
-
-def test_answers_of_llava_are_joined_by_id_whatever_their_order(shared):
-    task = build_task("pope", real_pope(shared), category="adversarial")
+    task = build_task("pope", folder, category="adversarial")
     references = {sample.id: sample.reference for sample in task.samples()}
     answers = [row for row in real_answers(shared, "pope_llava15_13b") if row["category"] == "adversarial"]
     assert len(answers) == len(references) == 3000

@@ -15,6 +15,7 @@ from transformers.models.smolvlm.modeling_smolvlm import SmolVLMForConditionalGe
 from subtoken_train.families.family import Family
 from subtoken_train.families.idefics3 import Idefics3Family, SmolVLMFamily
 from subtoken_train.families.idefics3 import Idefics3Processor as OwnProcessor
+from tests.support.helpers import sharpen
 from tests.support.tiny import TOWER, TinyFamily, TinyPicture, decoder_sizes
 from tests.support.tiny.qwen import qwen_tokenizer
 
@@ -41,7 +42,10 @@ def idefics_tokenizer():
 
 
 def idefics_family(kind: str = "smolvlm", seed: int = 0, kv_heads: int = 2, **settings: object) -> Idefics3Family:
-    """Three decoder layers of four query heads, a tower of three; weights are large, so that a wrong order shows."""
+    """Three decoder layers of four query heads, a tower of three; weights are large, so that a wrong order shows.
+
+    Attention is less sharp than the weights make it, which multiplies rounding errors.
+    """
     torch.manual_seed(seed)
     tokenizer = idefics_tokenizer()
     ids = {name: tokenizer.convert_tokens_to_ids(name) for name in SPECIAL}
@@ -53,12 +57,7 @@ def idefics_family(kind: str = "smolvlm", seed: int = 0, kv_heads: int = 2, **se
     config = make(
         text_config=text, vision_config=vision, image_token_id=ids["<image>"], tie_word_embeddings=False, **settings
     )
-    made = model(config).eval()
-    with torch.no_grad():
-        for layer in made.model.text_model.layers:  # attention is less sharp, which multiplies rounding errors
-            layer.self_attn.q_proj.weight.div_(8)
-            layer.self_attn.k_proj.weight.div_(8)
-    return family(made, OwnProcessor(tiler(), tokenizer))
+    return sharpen(family(model(config).eval(), OwnProcessor(tiler(), tokenizer)), 1 / 8)
 
 
 def tiler(**settings: object) -> Idefics3ImageProcessorPil:

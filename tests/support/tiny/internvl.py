@@ -10,6 +10,7 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2Im
 from subtoken_train.families.family import Family
 from subtoken_train.families.internvl import InternVLFamily
 from subtoken_train.families.internvl import InternVLProcessor as OwnProcessor
+from tests.support.helpers import sharpen
 from tests.support.tiny import TOWER, TinyFamily, TinyPicture, decoder_sizes
 from tests.support.tiny.qwen import qwen_tokenizer
 
@@ -52,10 +53,7 @@ def internvl_family(seed: int = 0, kv_heads: int = 2, text_type: str = "qwen2", 
         embeddings = model.model.vision_tower.embeddings  # which start at zero
         for parameter in (embeddings.cls_token, embeddings.position_embeddings):
             parameter.normal_(std=0.5)
-        for layer in model.model.language_model.layers:
-            layer.self_attn.q_proj.weight.div_(8)
-            layer.self_attn.k_proj.weight.div_(8)
-    return InternVLFamily(model, OwnProcessor(tiler(), tokenizer))
+    return sharpen(InternVLFamily(model, OwnProcessor(tiler(), tokenizer)), 1 / 8)
 
 
 def tiler(**settings: object) -> GotOcr2ImageProcessorPil:

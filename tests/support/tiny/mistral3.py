@@ -13,6 +13,7 @@ from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImag
 
 from subtoken_train.families.family import Family
 from subtoken_train.families.mistral3 import Mistral3Family, Mistral3Processor
+from tests.support.helpers import sharpen
 from tests.support.tiny import TOWER, TinyFamily, TinyPicture, decoder_sizes
 from tests.support.tiny.qwen import qwen_tokenizer
 
@@ -25,7 +26,10 @@ GRIDS = ((2, 4), (3, 2), (1, 3), (2, 14))
 
 
 def mistral3_family(kind: str = "mistral", seed: int = 0, kv_heads: int = 2, **settings: object) -> Mistral3Family:
-    """Three decoder layers of four query heads, a tower of three; weights are large, so that a wrong order shows."""
+    """Three decoder layers of four query heads, a tower of three; weights are large, so that a wrong order shows.
+
+    Attention is less sharp than the weights make it, which multiplies rounding errors.
+    """
     torch.manual_seed(seed)
     tokenizer = qwen_tokenizer(SPECIAL, "</s>")
     tokenizer.pad_token, tokenizer.bos_token = "<pad>", "<s>"
@@ -41,12 +45,8 @@ def mistral3_family(kind: str = "mistral", seed: int = 0, kv_heads: int = 2, **s
         text_config=text, vision_config=vision, image_token_index=ids["[IMG]"], tie_word_embeddings=False, **settings
     )
     model = Mistral3ForConditionalGeneration(config).eval()
-    with torch.no_grad():
-        for layer in model.model.language_model.layers:  # attention is less sharp, which multiplies rounding errors
-            layer.self_attn.q_proj.weight.div_(8)
-            layer.self_attn.k_proj.weight.div_(8)
     tiler = PixtralImageProcessorPil(size={"longest_edge": LONGEST}, patch_size={"height": PATCH, "width": PATCH})
-    return Mistral3Family(model, Mistral3Processor(tiler, tokenizer))
+    return sharpen(Mistral3Family(model, Mistral3Processor(tiler, tokenizer)), 1 / 8)
 
 
 def their_inputs(family: Mistral3Family, texts: list[str], images: list[Image.Image], side: str) -> BatchFeature:

@@ -11,7 +11,6 @@ import torch
 import transformers
 from hypothesis import assume
 from PIL import Image
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -19,6 +18,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from subtoken_train.datasets.records import Record
 from subtoken_train.families import qwen_vl
 from subtoken_train.families.images import Video
+from tests.support.chats import byte_tokenizer
 from tests.support.tiny import TinyFamily, TinyPicture, decoder_sizes, padded, records_of
 
 qwen_batch = padded
@@ -36,20 +36,9 @@ BLOCKS |= {"initializer_range": 0.2}
 
 def qwen_tokenizer(special: Sequence[str] = SPECIAL, end: str = "<|im_end|>") -> transformers.PreTrainedTokenizerFast:
     """Byte-level BPE with Qwen's special tokens; ``<|im_end|>`` ends a text, as in the published checkpoints."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=320, show_progress=False, special_tokens=list(special), initial_alphabet=alphabet
-    )
-    tokenizer.train_from_iterator(["system You are a helpful assistant. user where is the 7? assistant"] * 50, trainer)
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<|endoftext|>",
-        eos_token=end,
-        additional_special_tokens=list(special[1:]),
-    )
+    text, named = "system You are a helpful assistant. user where is the 7? assistant", list(special[1:])
+    ends = {"pad_token": "<|endoftext|>", "eos_token": end}
+    return byte_tokenizer(special, 320, text, additional_special_tokens=named, **ends)
 
 
 def _text(ids: dict[str, int], vocabulary: int, kv_heads: int, sections: list[int]) -> dict[str, object]:

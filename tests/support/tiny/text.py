@@ -2,20 +2,15 @@
 
 from functools import partial
 
-import torch
-
 from subtoken_train.families.family import Family
-from tests.support.text_families import DECODERS, NAMED, WINDOWED, sharpen, text_family
+from tests.support.helpers import sharpen
+from tests.support.text_families import DECODERS, NAMED, WINDOWED, text_family
 from tests.support.tiny import TinyFamily
 
 
 def build(kind: str, seed: int) -> Family:
     """Its attention is less sharp than ``text_family`` makes it, which multiplies rounding errors."""
-    family = text_family(kind, initializer_range=0.2, seed=seed)
-    with torch.no_grad():
-        for layer in family.decoder.layers:
-            sharpen(layer.self_attn, 1 / 8)
-    return family
+    return sharpen(text_family(kind, initializer_range=0.2, seed=seed), 1 / 8)
 
 
 FAMILIES = tuple(

@@ -11,6 +11,7 @@ from subtoken_train.cli.main import main
 from subtoken_train.training.panels.midway_scores import EarlyStoppingConfig, MidwayEvaluation, StopEarly
 from subtoken_train.training.panels.throughput import Stopwatch
 from tests.support.commands import refused
+from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 
 ALL = ["eval/accuracy", "val/loss", "val/token_accuracy"]
@@ -30,14 +31,12 @@ REFUSED = [
 
 @pytest.mark.parametrize(("monitor", "scores", "message"), REFUSED)
 def test_mistakes(monitor, scores, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        EarlyStoppingConfig(monitor).checked_mode(scores)
+    refuses(re.escape(message), EarlyStoppingConfig(monitor).checked_mode, scores)
 
 
 @pytest.mark.parametrize("numbers", [{"patience": 0}, {"min_delta": -1}, {"min_delta": math.nan}])
 def test_numbers_out_of_range(numbers):
-    with pytest.raises(ValueError, match=r"early_stopping\.\w+ is .*; it must be \d"):
-        EarlyStoppingConfig("val/loss", **numbers)
+    refuses(r"early_stopping\.\w+ is .*; it must be \d", EarlyStoppingConfig, "val/loss", **numbers)
 
 
 def trainer(score: float, step: int) -> SimpleNamespace:

@@ -65,8 +65,7 @@ def parameter(values, gradient=None):
 
 def record(device="cpu", state=None, kept=None, rows=((1, 2, 4), (1, 2, 4))):
     """Two samples, 5 and 3 tokens, of which 3 and 3 ran."""
-    codes = [[1, 2, 2, 2, 4], [1, 2, 4, 0, 0]]
-    regions = torch.tensor(codes, device=device)
+    regions = torch.tensor([[1, 2, 2, 2, 4], [1, 2, 4, 0, 0]], device=device)
     rows_regions = torch.tensor(rows, device=device)
     rows = Rows.whole(rows_regions, rows_regions)
     return StepRecord(regions, rows, [(0, 2, rows)], state, kept or {})
@@ -90,10 +89,14 @@ def test_logging_steps(step, batch_idx, options, ended, logs):
     assert logs_next(trainer(step - 1, **options)) == (options.get("every", 2) > 0 and step % 2 == 0)
 
 
-def test_throughput_reads_the_device_on_logging_steps_only():
+@pytest.mark.parametrize("panel", [Throughput, RoutingPanel])
+def test_the_device_is_read_on_logging_steps_only(panel):
     """Tensors on the meta device have no values: reading one is an error."""
-    panel, pl = Throughput(), module()
-    pl.last_step = record("meta")
+    panel, pl = panel(), module()
+    empty = torch.zeros(2, 3, dtype=torch.long, device="meta")
+    state = RoutingState(empty == 0, empty == 1, empty, empty[:, 0])
+    state.masks[0] = torch.ones(2, 3, 4, dtype=torch.bool, device="meta")
+    pl.last_step = record("meta", state)
     panel.on_train_batch_end(trainer(1), pl, None, None, 0)
     assert not pl.logged
     with pytest.raises((RuntimeError, NotImplementedError)):
@@ -113,17 +116,6 @@ def test_throughput_counts_every_micro_batch_since_the_last_reading():
         "train/kv_fraction": 2 / 4,
         "learning_rate/lora": 0.5,
     }
-
-
-def test_routing_panel_reads_the_device_on_logging_steps_only():
-    panel, pl = RoutingPanel(), module()
-    empty = torch.zeros(2, 3, dtype=torch.long, device="meta")
-    state = RoutingState(empty == 0, empty == 1, empty, empty[:, 0])
-    state.masks[0] = torch.ones(2, 3, 4, dtype=torch.bool, device="meta")
-    pl.last_step = record("meta", state)
-    panel.on_train_batch_end(trainer(1), pl, None, None, 0)
-    with pytest.raises((RuntimeError, NotImplementedError)):
-        panel.on_train_batch_end(trainer(2), pl, None, None, 1)
 
 
 def test_routing_panel_counts_the_tokens_that_a_context_reducer_kept():

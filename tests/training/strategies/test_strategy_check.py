@@ -16,6 +16,7 @@ from subtoken_train.training.preflight import check_devices
 from subtoken_train.training.strategies import PRESETS, Fsdp2Strategy, ZeroStrategy, check_fit, check_kind
 from tests.support.commands import refused
 from tests.support.helpers import compress, make_batch
+from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 
 
@@ -64,8 +65,7 @@ def test_deepspeed_is_not_installed(arena, capsys, monkeypatch):
 @pytest.mark.parametrize("devices", [3, "3", [0, 1, 2], "0,1,2"])
 def test_more_processes_than_gpus(monkeypatch, devices):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(ValueError, match=r"asks for 3 process\(es\), but this machine has 2 GPU\(s\)"):
-        check_devices(devices, "gpu")
+    refuses(r"asks for 3 process\(es\), but this machine has 2 GPU\(s\)", check_devices, devices, "gpu")
     check_devices(2, "gpu")
     check_devices("auto", "gpu")
 
@@ -96,8 +96,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("call", "words"), REFUSED, ids=[words for _, words in REFUSED])
 def test_what_a_strategy_cannot_do(call, words):
-    with pytest.raises(ValueError, match=re.escape(words)):
-        call()
+    refuses(re.escape(words), call)
 
 
 def test_names_give_strategies():
@@ -136,11 +135,7 @@ def calls(parts, batch) -> list[str]:
     return seen
 
 
-def named(reducer) -> str:
-    return "-".join(str(value) for value in reducer.values()) or "none"
-
-
-@sampled("reducer", REDUCERS, every=3, ids=named)
+@sampled("reducer", REDUCERS, every=3, ids=lambda own: "-".join(map(str, own.values())) or "none")
 def test_llava_calls(tiny_family, reducer):
     parts = compress(tiny_family, ROUTING, **reducer)
     with_images, text = make_batch([(1, 6), (2, 5)]), make_batch([(0, 7), (0, 4)])

@@ -64,8 +64,7 @@ EQUAL = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "name", "extra", "how"), EQUAL)
 def test_it_equals_one_process(arena, strategy, name, extra, how):
-    run = arena.fit(strategy, f"{name}-{strategy}", *extra, **how)
-    assert_same(run, arena.reference(name, *extra))
+    assert_same(arena.fit(strategy, f"{name}-{strategy}", *extra, **how), arena.reference(name, *extra))
 
 
 @pytest.mark.slow
