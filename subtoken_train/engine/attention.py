@@ -85,7 +85,8 @@ class ContextSplit:
         self.contexts: dict[int | None, tuple[Tensor, list[int], Tensor]] = {}
         for size in {None, *self.windows}:
             held_BN = self.context_BN
-            if size is not None and self.position_BN is not None:  # what the first late row of a sample still sees
+            if size is not None:  # what the first late row of a sample still sees
+                assert self.position_BN is not None
                 next_B1 = self.position_BN.masked_fill(~self.visible_BN, -1).amax(-1, keepdim=True) + 1
                 first_B1 = torch.where(self.late_BN, self.position_BN, next_B1).amin(-1, keepdim=True)
                 held_BN = held_BN & in_window(first_B1, self.position_BN, size)[:, 0]
