@@ -142,11 +142,10 @@ class View:
         if need is not None and not self._declares(need):
             raise _undeclared(name, need)
         if "seen_B" in vars(self):
-            rows = "says that it reads none: let its online say how many of the last rows (Online(rows=...))"
+            why = f"an eviction reads {name} of its view while tokens are decoded"
+            rows = "and says that it reads none: let its online say how many of the last rows (Online(rows=...))"
             none = "where there is none; score without it, or let its online be None, so that eviction_every refuses it"
-            read = f"{name} of its view while tokens are decoded, {none}"
-            asks = name == "query_BHNd"
-            raise ValueError(f"an eviction reads {f'queries while tokens are decoded and {rows}' if asks else read}")
+            raise ValueError(f"{why} {rows}" if name == "query_BHNd" else f"{why}, {none}")
         remedy = _REMEDIES.get(name, f"this place of the pass has {', '.join(vars(self))}")
         raise ValueError(f"a method reads {name} of its view, where there is none: {remedy}")
 
