@@ -102,10 +102,7 @@ class EvictionState:
             self.held -= self.queries.popleft().shape[2]
 
     def with_tail(self, tail: int, start_B: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return (places, regions with ``STAYS``) of all entries and tail tokens, [R, N] each, int64.
-
-        ``start_B``: the first token of each sample's tail that is no padding; None: the very first.
-        """
+        """Return (places, regions with ``STAYS``) of entries and tail tokens, [R, N] each."""
         places_T = torch.arange(tail, device=self.place_RM.device)
         start_B1 = torch.zeros_like(self.seen_B)[:, None] if start_B is None else start_B[:, None]
         region_T = torch.where(places_T < self.given, Region.QUERY + STAYS, int(Region.GENERATED))

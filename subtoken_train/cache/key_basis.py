@@ -6,9 +6,9 @@
 sees it. So the tail's keys stand in the basis too.
 
 **Balanced**, for 4 bits: k' = ((k - m) / s) T and q' = (q s) T, with ``s`` the square root of a channel's root mean
-square about the mean (halving the difference between channels, in decades), and ``T`` a Hadamard rotation. Sources:
-SmoothAttention of QServe (Lin et al., 2024), QuaRot (Ashkboos et al., 2024), KIVI (Liu et al., 2024). Not theirs: ``m``
-and ``s`` are the prompt's own. **Mirrored**, for cut channels: k' = (k - m) Q (``functional/key_axes.py``).
+square about the mean, and ``T`` a Hadamard rotation. Sources: SmoothAttention of QServe (Lin et al., 2024), QuaRot
+(Ashkboos et al., 2024), KIVI (Liu et al., 2024). Not theirs: ``m`` and ``s`` are the prompt's own. **Mirrored**,
+for cut channels: k' = (k - m) Q (``functional/key_axes.py``).
 
 Legend: B batch, H query heads, h key-value heads, G = H / h, N entries, q new tokens, d head width, r mirrors.
 """

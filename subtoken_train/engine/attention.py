@@ -84,16 +84,14 @@ class ContextSplit:
         self._rest_BN = self.visible_BN & ~self.context_BN  # later rows see it, too
         self.contexts: dict[int | None, tuple[Tensor, list[int], Tensor]] = {}
         for size in {None, *self.windows}:
-            held_BN = self.context_BN if size is None else self.context_BN & self._in_reach(size)
+            held_BN = self.context_BN
+            if size is not None:  # what the first late row of a sample still sees
+                assert self.position_BN is not None
+                next_B1 = self.position_BN.masked_fill(~self.visible_BN, -1).amax(-1, keepdim=True) + 1
+                first_B1 = torch.where(self.late_BN, self.position_BN, next_B1).amin(-1, keepdim=True)
+                held_BN = held_BN & in_window(first_B1, self.position_BN, size)[:, 0]
             self.contexts[size] = held_BN, held_BN.sum(-1).tolist(), held_BN | self._rest_BN
         self._elsewhere: dict[torch.device, ContextSplit] = {}
-
-    def _in_reach(self, size: int) -> Tensor:
-        """Rows that the first late row of their sample still sees in a window, bool [B, N]."""
-        assert self.position_BN is not None
-        next_B1 = self.position_BN.masked_fill(~self.visible_BN, -1).amax(-1, keepdim=True) + 1
-        first_B1 = torch.where(self.late_BN, self.position_BN, next_B1).amin(-1, keepdim=True)
-        return in_window(first_B1, self.position_BN, size)[:, 0]
 
     def window(self, layer: int) -> SlidingWindow | None:
         """Return a layer's window; None: its rows see all before them."""

@@ -1,6 +1,6 @@
 """A backbone with a token reducer and value-group routers: the one path of training, evaluation and generation.
 
-A pass (``CompressedBackbone.run``) is five stages, which stand in this file in their order:
+A pass is five stages, which stand in this file in their order:
 
 1. embed: run the vision tower and embed the batch (``tower`` reducers leave fewer features per image);
 2. shorten: drop rows before layer 0 (``embeds`` reducers, by a scout's attention);

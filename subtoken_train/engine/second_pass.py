@@ -4,9 +4,9 @@ The rows take the positions that follow the prompt, see its cache before any evi
 no reducer and no router. Context reducers that such a method drives, and routers that share one byte budget among all
 layers, choose in it before the pass that counts: with LoRA, without routing and dropout.
 
-Legend: B batch, N rows of a layer's cache (of a context reducer: positions), M rows of the contexts, S rows of the
-task (of routers: value groups), O outputs of a router, K = N + S, D model width, H query heads, h key-value heads, d
-head width, n layers that add features.
+Legend: B batch, N rows of a layer's cache (of a context reducer: positions), M rows of the contexts, S rows of the task
+(of routers: value groups), O outputs of a router, K = N + S, D model width, H query heads, h key-value heads, d head
+width, n layers that add features.
 """
 
 from collections.abc import Sequence

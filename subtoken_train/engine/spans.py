@@ -34,10 +34,7 @@ keys and values are in the cache; its rows' region is PADDING where they are no 
 
 @dataclass(frozen=True)
 class Chunks:
-    """Settings of a pass in chunks of ``size`` rows; ``between`` is called after each chunk of a layer.
-
-    It may use the model, for which the bank pauses and the length of ``as_long_as`` is put aside.
-    """
+    """Settings of a pass in chunks of ``size`` rows; ``between`` is called after each, and may use the model."""
 
     size: int
     finished: LayerFinished

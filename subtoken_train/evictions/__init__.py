@@ -82,11 +82,7 @@ LARGEST = 2**31 - 1  # whole number among settings; no prompt has as many entrie
 
 
 def build_eviction(notation: str, **options: Any) -> Eviction:
-    """Build an eviction, or wrappers around one (``ada(critical(expected_attention))``), with some settings changed.
-
-    ``options`` are settings by name, each of the one method that has it; ``expected_attention.epsilon`` names the
-    method.
-    """
+    """Build an eviction, or wrappers around one (``ada(critical(expected_attention))``), with some settings changed."""
     names = known_names(notation)
     given: dict[str, dict[str, Any]] = {name: {} for name in names}
     for option, value in options.items():

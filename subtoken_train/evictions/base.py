@@ -1,11 +1,11 @@
 """Base classes of KV evictions: after the prompt's pass they say which cached entries stay, per layer and head.
 
-A method sees one layer at a time (``View``), leaves its scores, and plans when all layers have been seen. What it
-reads of the attention is declared in ``needs``; nothing else is computed. It acts after prefill, so it cannot change
-the first generated token; one that says how (``online``) evicts again while tokens are decoded. One that wants to know
-what a reader would look for has rows run after the prompt: it declares ``second_pass`` in ``needs``, says for which
-samples (``second_pass``) and which rows (``tasks``), and scores their entries anew (``score_task``). Wrappers change
-how much stays or what counts, and stand in each other: ``ada(critical(expected_attention))``.
+A method sees one layer at a time (``View``), leaves its scores, and plans when all layers have been seen. What it reads
+of the attention is declared in ``needs``; nothing else is computed. It acts after prefill, so it cannot change the
+first generated token; one that says how (``online``) evicts again while tokens are decoded. One that wants to know what
+a reader would look for has rows run after the prompt: it declares ``second_pass`` in ``needs``, says for which samples
+(``second_pass``) and which rows (``tasks``), and scores their entries anew (``score_task``). Wrappers change how much
+stays or what counts, and stand in each other: ``ada(critical(expected_attention))``.
 
 Legend: B batch, N cached rows of the prompt, h key-value heads, L layers.
 """
@@ -30,10 +30,7 @@ LayerScores = Scores
 
 
 class Eviction(Method, ABC):
-    """One method with its settings; a frozen dataclass whose fields are the settings with their published defaults.
-
-    A fact that its settings decide is a property of a method, see ``by_settings``.
-    """
+    """One method, a frozen dataclass of its settings; a fact that these decide is a property, see ``by_settings``."""
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[Need]] = frozenset()

@@ -46,12 +46,11 @@ class HeadAlphas(CalibratedNumbers):
 class DuoAttention(Eviction):
     """DuoAttention (Xiao et al., 2024): retrieval heads keep every entry, others first and recent ones.
 
-    Source: "DuoAttention: Efficient Long-Context LLM Inference with Retrieval and Streaming Heads" (arXiv 2410.10819)
-    and its code. A number alpha in [0, 1] says how much a key-value head needs its whole cache; it is learned offline
-    on recall (``subtoken-train calibrate duo_attention``). Without a file alpha is the share of its attention that a
-    head pays to what streaming would not hold, which the paper finds worse. All heads first get what streaming takes;
-    the rest of the budget goes to the heads by falling alpha, each up to its whole cache. A budget below what streaming
-    takes in all heads is divided alike.
+    Source: arXiv 2410.10819 and its code. A number alpha in [0, 1] says how much a key-value head needs its whole
+    cache; it is learned offline on recall (``subtoken-train calibrate duo_attention``). Without a file alpha is the
+    share of its attention that a head pays to what streaming would not hold, which the paper finds worse. All heads
+    first get what streaming takes; the rest of the budget goes to the heads by falling alpha, each up to its whole
+    cache. A budget below what streaming takes in all heads is divided alike.
 
     Attributes:
         calibration: file of the heads' alphas; None: read off every prompt.
@@ -127,13 +126,13 @@ def head_counts(alpha_LBh: Tensor, least_LB: Tensor, most_LB: Tensor, total_B: T
 class SimLayerKV(Eviction):
     """SimLayerKV (Zhang et al., 2024): lazy layers keep the first and recent entries, others keep all.
 
-    Source: "SimLayerKV: A Simple Framework for Layer-Level KV Cache Reduction" (2410.13846), its code and kvpress
-    0.5.4. A layer is lazy if the last rows, mean over rows and query heads, pay more than a threshold of their
-    attention to the first and the recent entries. The score of a layer's entries is what it pays elsewhere, so the
-    released rule of 0.9 (kvpress: 0.9 for Llama 3, 0.85 for Qwen, 0.8 for Mistral, 0.65 for Llama 2) is
-    ``eviction_keep: {threshold: 0.1, window: 0}``. With a budget (ours) the layers that pay most elsewhere are whole,
-    as far as it goes beside the others' first and recent entries; a budget below these is divided alike. The prompt's
-    last rows look, not the first decoded one; attention to what stays anyway counts as the first entries' does.
+    Source: arXiv 2410.13846, its code and kvpress 0.5.4. A layer is lazy if the last rows, mean over rows and query
+    heads, pay more than a threshold of their attention to the first and the recent entries. The score of a layer's
+    entries is what it pays elsewhere, so the released rule of 0.9 (kvpress: 0.9 for Llama 3, 0.85 for Qwen, 0.8 for
+    Mistral, 0.65 for Llama 2) is ``eviction_keep: {threshold: 0.1, window: 0}``. With a budget (ours) the layers that
+    pay most elsewhere are whole, as far as it goes beside the others' first and recent entries; a budget below these is
+    divided alike. The prompt's last rows look, not the first decoded one; attention to what stays anyway counts as the
+    first entries' does.
 
     Attributes:
         sinks: first entries of the prompt that a lazy layer keeps.

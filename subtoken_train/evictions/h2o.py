@@ -75,10 +75,10 @@ class H2O(Eviction):
 class LookM(H2O):
     """LOOK-M (Wan et al., 2024): text stays before any visual entry, and what goes is merged into what stays.
 
-    Source: "LOOK-M: Look-Once Optimization in KV Cache for Efficient Multimodal Long-Context Inference" (2406.18139)
-    and its code (SUSTechBruce/LOOK-M @ecf0f51). H2O's scores and recent share; to text's the largest visual score of
-    the head is added (twice, so that rounding changes nothing). What a head drops joins the kept entry whose key is
-    most like its own, by the merge ``pivot`` unless another is asked for. Without an image it is H2O with merging.
+    Source: arXiv 2406.18139 and its code (SUSTechBruce/LOOK-M @ecf0f51). H2O's scores and recent share; to text's the
+    largest visual score of the head is added (twice, so that rounding changes nothing). What a head drops joins the
+    kept entry whose key is most like its own, by the merge ``pivot`` unless another is asked for. Without an image it
+    is H2O with merging.
 
     The budget is exact, where the release keeps all text whatever the budget. Its averaging and weighting pair entries
     with other entries' keys; neither is offered. While decoding, generated entries are text, and nothing is merged.
@@ -102,10 +102,10 @@ LEAST = 0.01  # share of its entries that every layer keeps, where the budget ha
 class MEDA(LookM):
     """MEDA (Wan et al., 2025): layers with wide attention between text and image keep more, by LOOK-M's choice.
 
-    Source: "MEDA: Dynamic KV Cache Allocation for Efficient Multimodal Long-Context Inference" (2502.17599) and its
-    code (AIoT-MLSys-Lab/MEDA @0e1a53b). A layer's cross-modal entropy is that of text's attention to the visual entries
-    plus that of visual rows' attention to text, mean over rows and heads; its softmax over the layers divides the
-    budget. Entries are chosen by LOOK-M, and merged by a plain mean (the merge ``average``).
+    Source: arXiv 2502.17599 and its code (AIoT-MLSys-Lab/MEDA @0e1a53b). A layer's cross-modal entropy is that of
+    text's attention to the visual entries plus that of visual rows' attention to text, mean over rows and heads; its
+    softmax over the layers divides the budget. Entries are chosen by LOOK-M, and merged by a plain mean (the merge
+    ``average``).
 
     A reconstruction from the abstract and a function of the release that nothing calls: each softmax runs over the
     other kind alone. What the release runs takes the entropy of the whole causal attention. Prompts without an image
@@ -170,11 +170,7 @@ class Elastic(Eviction):
 
 @dataclass(frozen=True)
 class LayerShares(CalibratedNumbers):
-    """Shares of their entries that layers keep under some budgets.
-
-    ``keep`` [R] are shares of all layers' entries, rising, above 0 and below 1; ``shares`` [R, L] what each layer then
-    keeps.
-    """
+    """Shares of their entries that layers keep, [R, L], under budgets ``keep`` [R], which rise between 0 and 1."""
 
     keep: list[float]
     shares: list[list[float]]

@@ -87,9 +87,8 @@ SHORTEST = 1e-12  # length that a vector has at least where it is divided by its
 class KeyDiff(Eviction):
     """KeyDiff (Park et al., 2025): entries whose keys are unlike the prompt's average key stay.
 
-    Source: "KeyDiff: Key Similarity-Based KV Cache Eviction for Long-Context LLM Inference in Resource-Constrained
-    Environments" (2504.15364), in the form of kvpress 0.5.4: minus the cosine similarity of an entry's rotated key to
-    the mean of all normalised keys. The paper evicts in blocks; nothing is protected.
+    Source: arXiv 2504.15364, in the form of kvpress 0.5.4: minus the cosine similarity of an entry's rotated key to the
+    mean of all normalised keys. The paper evicts in blocks; nothing is protected.
     """
 
     name: ClassVar[str] = "keydiff"
@@ -114,11 +113,10 @@ def anchor_similarity(key_BhNd: Tensor, entries_BN: Tensor) -> Tensor:
 class LagKV(Eviction):
     """LagKV (Liang et al., 2025): entries that vary most on the scale of the entries after them.
 
-    Source: "LagKV: Lag-Relative Information of the KV Cache Tells Which Tokens Are Important" (2504.04704), in the form
-    of kvpress 0.5.4. After the sinks the prompt is cut into partitions. The smallest and the largest value of each
-    channel in the *next* partition are 0 and 1 for this one's keys and values; an entry's spread over the channels,
-    softmax within the partition, mean of key and value, is ranked there. The last whole partition and what follows it
-    stay. A channel that is constant in the next partition is left out.
+    Source: arXiv 2504.04704, in the form of kvpress 0.5.4. After the sinks the prompt is cut into partitions. The
+    smallest and the largest value of each channel in the *next* partition are 0 and 1 for this one's keys and values;
+    an entry's spread over the channels, softmax within the partition, mean of key and value, is ranked there. The last
+    whole partition and what follows it stay. A channel that is constant in the next partition is left out.
 
     Attributes:
         sinks: first entries of the prompt that always stay, inside the budget.
@@ -186,10 +184,10 @@ Leverage = Literal["product", "mean", "key", "value"]
 class CUR(Eviction):
     """CurDKV (Sengupta et al., 2025): entries whose keys and values have much leverage among their neighbours.
 
-    Source: "Value-Guided KV Compression for LLMs via Approximated CUR Decomposition" (2509.15038), its authors' press,
-    and kvpress 0.5.4, whose defaults these are. The leverage of a key, and of a value, is its squared norm as a share
-    of that of its window of 16 entries; the score is their product, over the sum of a head's. Norms are not estimated
-    from a sketch (off by default there); windows begin at a prompt's own first entry.
+    Source: arXiv 2509.15038, its authors' press, and kvpress 0.5.4, whose defaults these are. The leverage of a key,
+    and of a value, is its squared norm as a share of that of its window of 16 entries; the score is their product, over
+    the sum of a head's. Norms are not estimated from a sketch (off by default there); windows begin at a prompt's own
+    first entry.
 
     Attributes:
         sinks: first entries of the prompt that always stay, inside the budget.
@@ -236,11 +234,7 @@ def gaussian_sketch(heads: int, width: int, sketch_width: int, seed: int) -> Ten
 
 
 def leverage_scores(vectors_hNd: Tensor, sketch_hdk: Tensor) -> Tensor:
-    """Return each vector's leverage in its head, [h, N] in fp32: diag(X (X^T X + jitter)^-1 X^T), 0 or more.
-
-    X are the vectors less their mean, times the sketch. A jitter that leaves the matrix of some head without a Cholesky
-    factor is raised tenfold for all.
-    """
+    """Return each vector's leverage in its head, [h, N] in fp32: diag(X (X^T X + jitter)^-1 X^T), 0 or more."""
     centred_hNd = vectors_hNd.float() - vectors_hNd.float().mean(1, keepdim=True)
     x_hNk = centred_hNd @ sketch_hdk
     gram_hkk = x_hNk.transpose(-1, -2) @ x_hNk
@@ -268,12 +262,11 @@ def standardised(values: Tensor) -> Tensor:
 class Compactor(Eviction):
     """Compactor (Chari & Van Durme, 2025): entries whose keys stand out, or that their chunk attends to.
 
-    Source: "Compactor: Calibrated Query-Agnostic KV Cache Compression with Approximate Leverage Scores" (2507.08143),
-    in the form of kvpress 0.5.4. The first and the last few entries always stay. For all others: (a) approximate
-    leverage of the keys before their rotary embedding, from a Gaussian sketch; (b) attention without a causal mask
-    inside chunks, summed over a chunk's rows, mean over a group, times the norm of the value, mean of three neighbours.
-    Each is standardised over a prompt's heads and entries (there, over its batch); the score is ``blending`` (a) + (b).
-    No calibration of the budget per prompt (the paper's second half).
+    Source: arXiv 2507.08143, in the form of kvpress 0.5.4. The first and the last few entries always stay. For all
+    others: (a) approximate leverage of the keys before their rotary embedding, from a Gaussian sketch; (b) attention
+    without a causal mask inside chunks, summed over a chunk's rows, mean over a group, times the norm of the value,
+    mean of three neighbours. Each is standardised over a prompt's heads and entries (there, over its batch); the score
+    is ``blending`` (a) + (b). No calibration of the budget per prompt (the paper's second half).
 
     Attributes:
         sinks: first entries of the prompt that always stay, inside the budget.
@@ -324,7 +317,6 @@ class Compactor(Eviction):
         return _blended(scores, removed_B.clamp(min=0)[:, None, None])
 
     def _attention(self, view: View, sample: int, rows_n: Tensor) -> Tensor:
-        """Part (b) of one sample before it is standardised, [h, n]."""
         query_Hnd, key_hnd, value_hnd = (
             each[sample].index_select(1, rows_n).float() for each in (view.query_BHNd, view.key_BhNd, view.value_BhNd)
         )

@@ -7,8 +7,7 @@ setting ``kvpress`` imitates), a layer (a head, if not structured) keeps an entr
 and the budget is rounded layer by layer, unless ``exact_total`` is set.
 
 With a question, its rows' attention counts; without one, as in the release, the context runs a second time after its
-own cache, and its rows' does. While tokens are decoded (``eviction_every``, ours) the rows since the last eviction ask;
-the mean over heads is then of the same token, and a head that let it go counts 0 for it.
+own cache, and its rows' does. While tokens are decoded (``eviction_every``, ours) the rows since the last eviction ask.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, L layers.
 """
@@ -111,7 +110,6 @@ class KVCompose(Eviction):
         return torch.maximum(count_LB, competing_counts(candidates).clamp(max=min(1, self.lower_bound)))
 
     def _total(self, candidates: Candidates, heads: int = 1) -> Tensor:
-        """Entries of all layers, of ``heads`` heads, int64 [B]."""
         if not self.exact_total or candidates.exact_LB is None:
             return candidates.budget_LB[:, :: candidates.heads].sum(0) * heads
         # the decimal that was written: sums of millions of entries are off by more than a ninth digit

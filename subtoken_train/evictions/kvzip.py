@@ -52,11 +52,10 @@ class PooledBudget(Eviction):
 class KVzip(PooledBudget):
     """KVzip: entries stay by the largest attention that they receive while the model says the context again.
 
-    Source: "KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction" (arXiv 2505.23416), its code
-    (snu-mllab/KVzip) and kvpress 0.5.4. For each chunk of the context, rows run after the whole cache: a sentence that
-    asks for it, and the chunk itself. Their softmax is taken anew over the first entries (sinks), the chunk and the
-    rows up to each; an entry scores the largest probability of any row and query head of its group. One threshold for
-    all layers and heads says what stays, so heads keep unlike numbers of entries.
+    Source: arXiv 2505.23416, its code (snu-mllab/KVzip) and kvpress 0.5.4. For each chunk of the context, rows run
+    after the whole cache: a sentence that asks for it, and the chunk itself. Their softmax is taken anew over the first
+    entries (sinks), the chunk and the rows up to each; an entry scores the largest probability of any row and query
+    head of its group. One threshold for all layers and heads says what stays, so heads keep unlike numbers of entries.
 
     The context lies between the first and the last visual or context token; what stands outside of it competes under
     scope ``all`` alone, and scores 1, as in both releases. The budget is met exactly. Where a chat template opens the
@@ -273,9 +272,9 @@ def after_carried(view: View, new_BhN: Tensor) -> Tensor:
 class TrainedGates(Eviction):
     """DMS: entries whose trained gate is closed are dropped after a delay.
 
-    Source: "Inference-Time Hyper-Scaling with KV Cache Compression" (arXiv 2506.05345); the gates are those of an
-    adapter that was trained with the routing budget ``delayed``, which joins its compression by itself: the threshold 0
-    on the gates' logits, and the delay for its window. No amount is promised: a head may keep all or nothing.
+    Source: arXiv 2506.05345; the gates are those of an adapter that was trained with the routing budget ``delayed``,
+    which joins its compression by itself: the threshold 0 on the gates' logits, and the delay for its window. No amount
+    is promised: a head may keep all or nothing.
     """
 
     name: ClassVar[str] = "dms"

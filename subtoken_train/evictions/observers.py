@@ -1,7 +1,7 @@
 """Parts of the attention that several eviction methods read: rows that ask about the prompt's body, windows, sums.
 
-A window is a number of entries or a share of the budget. One of a fixed length leaves nothing to choose where the
-budget is no longer than it; VL-Cache (section 5) therefore fixes the window of every method at 10 % of the budget.
+A window is a number of entries or a share of the budget: one as long as the budget leaves nothing to choose. VL-Cache
+(section 5) fixes that of every method at 10 %.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads.
 """
@@ -23,10 +23,7 @@ Pooling = Literal["avg", "max"]
 
 
 def task_rows(regions_BN: Tensor) -> Tensor:
-    """Mark the entries after the body (VISUAL, CONTEXT) of a prompt, bool [B, N]: those that ask about it.
-
-    Without a body, all entries; if nothing follows the body, the last entry alone.
-    """
+    """Mark the entries after the body (VISUAL, CONTEXT) of a prompt, bool [B, N]: those that ask about it."""
     entries_BN, after_BN = regions_BN != Region.PADDING, _after_body(regions_BN)
     none_B1 = ~after_BN.any(-1, keepdim=True)
     return after_BN | (none_B1 & last_marked(entries_BN, none_B1.long()))

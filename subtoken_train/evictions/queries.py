@@ -1,9 +1,7 @@
-"""Methods by who asks: the prompt's last row, the question, each step of decoding, all queries, those still to come.
+"""Methods by who asks: TOVA, Finch, Quest, Q-Filters, ExpectedAttention and TriAttention.
 
-TOVA, Finch, Quest, Q-Filters, ExpectedAttention and TriAttention.
-
-Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, G = H / h, d head width, r of
-its channels that are turned, L layers.
+Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, G = H / h, d head width, r of its
+channels that are turned, L layers.
 """
 
 from dataclasses import dataclass, replace
@@ -56,11 +54,10 @@ class TOVA(Eviction):
 class Finch(Eviction):
     """Finch (Corallo & Papotti, 2024): entries that the question attends to.
 
-    Source: "FINCH: Prompt-guided Key-Value Cache Compression for Large Language Models" (2408.00167), its code and
-    kvpress 0.5.4. The score is the attention of the question's rows, each times the number of entries up to it, mean
-    over rows and a group's query heads. The question's entries stay; prompts without one, and contexts compressed
-    before their question, are refused. A set per key-value head, as in kvpress (one for all heads in the paper). Both
-    turn what stays to closed-up positions: ``rerotate: true`` here.
+    Source: arXiv 2408.00167, its code and kvpress 0.5.4. The score is the attention of the question's rows, each times
+    the number of entries up to it, mean over rows and a group's query heads. The question's entries stay; prompts
+    without one, and contexts compressed before their question, are refused. A set per key-value head, as in kvpress
+    (one for all heads in the paper). Both turn what stays to closed-up positions: ``rerotate: true`` here.
 
     Attributes:
         normalise: weight every row by the number of entries up to it.
@@ -148,10 +145,9 @@ class HeadDirections(CalibratedNumbers):
 class QFilter(Eviction):
     """Q-Filters (Godey et al., 2025): entries whose keys point where their head's queries point.
 
-    Source: "Q-Filters: Leveraging QK Geometry for Efficient KV Cache Compression" (arXiv 2503.02812), section 3, and
-    its code. The direction u of a head is the first right singular vector of its queries, not centred, with the sign of
-    their mean projection; that of a key-value head is the mean over its query heads. An entry scores the projection of
-    its rotated key on u. Nothing is protected.
+    Source: arXiv 2503.02812, section 3, and its code. The direction u of a head is the first right singular vector of
+    its queries, not centred, with the sign of their mean projection; that of a key-value head is the mean over its
+    query heads. An entry scores the projection of its rotated key on u. Nothing is protected.
 
     Attributes:
         calibration: file of directions found offline, as in the paper (``subtoken-train calibrate q_filter``); None:
@@ -196,11 +192,10 @@ FURTHEST = 1 << 16  # positions that are averaged
 class ExpectedAttention(Eviction):
     """ExpectedAttention (Devoto et al., 2025): entries that future queries are expected to attend to.
 
-    Source: "Expected Attention: KV Cache Compression by Estimating Attention from Future Queries Distribution"
-    (2510.00636), in the form of kvpress 0.5.4. Queries before their rotary embedding are taken to be normal, with the
-    mean and the covariance of the prompt's own. Turned by the mean rotation of the next ``future`` positions, they give
-    an entry's expected exp(q.k) in closed form; its share among all entries, mean over a group, times the norm of its
-    value, is the score.
+    Source: arXiv 2510.00636, in the form of kvpress 0.5.4. Queries before their rotary embedding are taken to be
+    normal, with the mean and the covariance of the prompt's own. Turned by the mean rotation of the next ``future``
+    positions, they give an entry's expected exp(q.k) in closed form; its share among all entries, mean over a group,
+    times the norm of its value, is the score.
 
     Attributes:
         future: positions after the prompt whose mean rotation the queries get.
@@ -270,10 +265,7 @@ DISTANCES = 17  # from 1 to 65,536
 
 @dataclass(frozen=True)
 class QueryCentres(CalibratedNumbers):
-    """Mean of the queries of every layer and query head before their rotary embedding, [L, H, d].
-
-    ``length``: mean length of the pair that a channel is turned in, at both of its channels.
-    """
+    """Mean of each query head's queries before rotation, [L, H, d], and the mean length of each channel's pair."""
 
     mean: list[list[list[float]]]
     length: list[list[list[float]]]

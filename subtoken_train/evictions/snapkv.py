@@ -173,12 +173,11 @@ MOST = 1e6
 class CAKE(Windowed):
     """CAKE (Qin et al., 2025): layers whose last rows look widely and change their minds keep more.
 
-    Source: "CAKE: Cascading and Adaptive KV Cache Eviction with Layer Preferences" (2503.12491) and its code
-    (antgroup/cakekv @c4675ce). The last ``window`` rows, which always stay, look at the entries before them. A layer's
-    preference is the entropy of their attention to the power 1 / ``tau1``, times its variance from row to row to the
-    power 1 / ``tau2``, both summed over heads; what the windows leave of the budget is divided by it. An entry's score
-    is its mean attention plus ``gamma`` times the variance, averaged over its neighbours, then over a group's query
-    heads.
+    Source: arXiv 2503.12491 and its code (antgroup/cakekv @c4675ce). The last ``window`` rows, which always stay, look
+    at the entries before them. A layer's preference is the entropy of their attention to the power 1 / ``tau1``, times
+    its variance from row to row to the power 1 / ``tau2``, both summed over heads; what the windows leave of the budget
+    is divided by it. An entry's score is its mean attention plus ``gamma`` times the variance, averaged over its
+    neighbours, then over a group's query heads.
 
     Remainders go by preference, where the release hands them out alike; no layer is cut before all have run, where its
     cascade bounds the peak of a prompt's pass and ends at the same shares. Its taus were tuned per model and budget
@@ -254,11 +253,10 @@ class HeadScores(CalibratedNumbers):
 class HeadKV(SnapKV):
     """HeadKV (Fu et al., 2024): heads that attend to what answers need keep more entries; SnapKV chooses which.
 
-    Source: "Not All Heads Matter: A Head-Level KV Cache Compression Method with Integrated Retrieval and Reasoning"
-    (2410.19258) and its code (FYYFU/HeadKV @0862a09). How much a head looks at needles is found once for a backbone
-    (``subtoken-train calibrate headkv``). Every head keeps its window; of the rest of the budget the share ``floor`` is
-    divided equally, the remainder by the heads' scores. ``ada(headkv)`` divides a layer's sum by the prompt's own
-    scores instead.
+    Source: arXiv 2410.19258 and its code (FYYFU/HeadKV @0862a09). How much a head looks at needles is found once for a
+    backbone (``subtoken-train calibrate headkv``). Every head keeps its window; of the rest of the budget the share
+    ``floor`` is divided equally, the remainder by the heads' scores. ``ada(headkv)`` divides a layer's sum by the
+    prompt's own scores instead.
 
     The release keeps a set per query head; here a key-value head has the sum of its query heads' scores and the mean of
     their attention. Its ``floor`` is 1 - 1 / beta, with beta chosen per task, and its heads are rounded one by one.
@@ -306,11 +304,7 @@ class HeadKV(SnapKV):
 
 
 def head_budgets(score_TB: Tensor, floor: float, budget_TB: Tensor, window_TB: Tensor, most_TB: Tensor) -> Tensor:
-    """Divide the budgets among the heads: entries of each, int64 [T, B], on the CPU, of the same sum.
-
-    Of what the windows leave, the share ``floor`` is divided as the budgets are. A head keeps one entry at least; what
-    another cannot take is divided by claims.
-    """
+    """Divide the budgets among the heads: entries of each, int64 [T, B], on the CPU, of the same sum."""
     share_TB = score_TB.double() / score_TB.double().sum(0).clamp(min=1e-300)
     window_TB = torch.minimum(window_TB, budget_TB)
     left_TB = budget_TB - window_TB
@@ -322,10 +316,10 @@ def head_budgets(score_TB: Tensor, floor: float, budget_TB: Tensor, window_TB: T
 class SparseMM(HeadKV):
     """SparseMM (Wang et al., 2025): heads that attend to what answers describe keep more entries.
 
-    Source: "SparseMM: Head Sparsity Emerges from Visual Concept Responses in MLLMs" (2506.05344) and its code
-    (CR400AF-A/SparseMM @f52655b). Windows, an equal ``floor`` of what they leave (its ``ratio``), and the rest by
-    scores of visual heads, which ``subtoken-train calibrate sparsemm`` finds once for a backbone, on digit scenes (the
-    release: on pages of words). As released it is of the whole prompt: ``scope: all`` here.
+    Source: arXiv 2506.05344 and its code (CR400AF-A/SparseMM @f52655b). Windows, an equal ``floor`` of what they leave
+    (its ``ratio``), and the rest by scores of visual heads, which ``subtoken-train calibrate sparsemm`` finds once for
+    a backbone, on digit scenes (the release: on pages of words). As released it is of the whole prompt: ``scope: all``
+    here.
     """
 
     name: ClassVar[str] = "sparsemm"
@@ -341,12 +335,11 @@ BLOCK = 256  # rows of similarities at once
 class RKV(Windowed):
     """R-KV (Cai et al., 2025): attention of the last rows, less how much an entry's key repeats others.
 
-    Source: "R-KV: Redundancy-aware KV Cache Compression for Reasoning Models" (2505.24133) and its code
-    (Zefan-Cai/R-KV). Importance: logits of the window's rows, the largest of a group, softmax over the entries before
-    the window, mean over rows, maximum of neighbours. Redundancy: mean cosine similarity of an entry's key to all keys,
-    softmax over the entries; of the entries that are more alike to a key than ``alike``, the latest does not count (the
-    release leaves out the first one where there is none). The score is ``importance`` times the first less the rest of
-    1 times the second.
+    Source: arXiv 2505.24133 and its code (Zefan-Cai/R-KV). Importance: logits of the window's rows, the largest of a
+    group, softmax over the entries before the window, mean over rows, maximum of neighbours. Redundancy: mean cosine
+    similarity of an entry's key to all keys, softmax over the entries; of the entries that are more alike to a key than
+    ``alike``, the latest does not count (the release leaves out the first one where there is none). The score is
+    ``importance`` times the first less the rest of 1 times the second.
 
     Attributes:
         window: last entries, which observe and stay, inside the budget; a whole number, or a share of the budget.

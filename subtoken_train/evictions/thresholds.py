@@ -2,8 +2,7 @@
 
 Source: DMS at inference, as kvpress has it (``dms_press.py``; arXiv 2506.05345): an entry that is older than the last
 ``window`` positions and scores below the threshold goes, in the prompt and while tokens are decoded. No bytes are
-promised: they are measured. The scores must mean the same everywhere (``Eviction.absolute``). What the method protects
-stays, and so does what does not compete. ``subtoken-train calibrate threshold`` finds the threshold of a mean budget.
+promised: they are measured. ``subtoken-train calibrate threshold`` finds the threshold of a mean budget.
 
 Legend: B batch, N rows of a layer, h key-value heads, L layers.
 """
@@ -33,10 +32,7 @@ FORM = "write threshold:-4, threshold:-4:128 with the window, or threshold:FILE;
 
 @dataclass(frozen=True)
 class ThresholdRecord(CalibratedNumbers):
-    """A threshold, and the share of the entries in scope that it left of the prompts it was found on.
-
-    An entry counts for each head; ``mean`` and ``deviation`` are over the prompts.
-    """
+    """A threshold, and the share of (entry, head) pairs in scope that it left of the prompts it was found on."""
 
     threshold: float
     window: int
@@ -137,10 +133,7 @@ def scale_of(method: Eviction) -> Scale:
 
 @dataclass
 class Older:
-    """Count of what a threshold decides on in each prompt, all layers and heads together, int64 [B] each.
-
-    ``among`` compete and are neither recent nor protected, ``kept`` of them stay; ``safe`` stay whatever they score.
-    """
+    """What a threshold decides on in each prompt, int64 [B]: ``among``, ``kept`` of them; ``safe`` stay anyway."""
 
     among: Tensor
     kept: Tensor

@@ -174,10 +174,7 @@ class VLCache(Eviction):
 
 
 def post_vision_statistics(blocks: Iterable[Any], entries_BN: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """Sum the rows' attention by column, [B, H, N] in fp32, and return its density (1 - eq. 2), [B, H].
-
-    Attention counts as zero below ``threshold`` of its row's largest (equation 1).
-    """
+    """Sum the rows' attention by column, [B, H, N] in fp32, and return its density (1 - eq. 2), [B, H]."""
     visible_BN = entries_BN.cumsum(-1)
     sums_BHN = passed_BH = seen_B = torch.zeros((), device=entries_BN.device)
     for index_BW, probability_BHWN in blocks:
@@ -199,12 +196,12 @@ TEXT_BONUS, FIRST, LAST = 100.0, 4, 1  # of the released code: for text, and ent
 class TGVKV(Eviction):
     """TGV-KV: text says which visual entries matter and which layers need them; text itself is evicted last.
 
-    Source: "TGV-KV: Text-Grounded KV Eviction for Vision-Language Models" (arXiv 2606.03075), of which a summary was at
-    hand, and its code (Danielement321/TGV-KV). Text-vision budgeting (TVB) divides the total between layers by the
-    attention that text pays to vision; text-weighted ranking (TWR) weighs that attention by how much later text attends
-    to each text token; text-prioritised retention (TPR) keeps all text before any visual entry. A reconstruction: heads
-    are averaged and share a set, attention is that of the full row (both as released); a layer's budget counts text
-    under scope ``all`` (the paper's), otherwise text stays beside it. Nothing is evicted while decoding.
+    Source: arXiv 2606.03075, of which a summary was at hand, and its code (Danielement321/TGV-KV). Text-vision
+    budgeting (TVB) divides the total between layers by the attention that text pays to vision; text-weighted ranking
+    (TWR) weighs that attention by how much later text attends to each text token; text-prioritised retention (TPR)
+    keeps all text before any visual entry. A reconstruction: heads are averaged and share a set, attention is that of
+    the full row (both as released); a layer's budget counts text under scope ``all`` (the paper's), otherwise text
+    stays beside it. Nothing is evicted while decoding.
 
     Attributes:
         released: as the code has it: weights only from text after the images; all between the first and the last visual

@@ -174,10 +174,7 @@ class ChunkKV(Wrapper):
 
 
 def chunk_ranks(scores_BhN: Tensor, competes_BN: Tensor, protected_BN: Tensor, length: int) -> Tensor:
-    """Rank entries, best chunk first and in it the best entry, int64 [B, N]; those that do not compete come last.
-
-    A chunk's score is the mean of its entries that are not protected, summed over heads; ties go to the lower.
-    """
+    """Rank entries, best chunk first and in it the best entry, int64 [B, N]; those that do not compete come last."""
     batch, _, rows = scores_BhN.shape
     score_BN = scores_BhN.float().clamp(-FINITE, FINITE).sum(1)
     # entries that compete stand together, so that padding moves no border and every mean is one sum
@@ -205,11 +202,10 @@ FINITE = 1e30
 class CriticalKV(Wrapper):
     """CriticalKV (Feng et al., 2025): half of the budget goes by how much a value changes the layer's output.
 
-    Source: "Identify Critical KV Cache in LLM Inference from an Output Perturbation Perspective" (arXiv 2502.03805),
-    Algorithm 1, and kvpress 0.5.4. The first half of a head's budget goes to the base's best entries, the rest to the
-    best by (score + epsilon) times the L1 norm of W_o v, mean over a group's query heads (over all heads where they
-    share a set). With ``ada`` inside or around, halves are of each head's own count (the paper's CriticalAdaKV). As
-    released, negative scores (knorm, keydiff) are multiplied too.
+    Source: arXiv 2502.03805, Algorithm 1, and kvpress 0.5.4. The first half of a head's budget goes to the base's best
+    entries, the rest to the best by (score + epsilon) times the L1 norm of W_o v, mean over a group's query heads (over
+    all heads where they share a set). With ``ada`` inside or around, halves are of each head's own count (the paper's
+    CriticalAdaKV). As released, negative scores (knorm, keydiff) are multiplied too.
 
     Attributes:
         first_share: share of the budget that stage 1 takes, in [0, 1]; 1 is the base.

@@ -23,10 +23,7 @@ def unit_rows(rows: Tensor) -> Tensor:
 
 
 def farthest_places(unit_BND: Tensor, open_BN: Tensor, steps: int) -> Tensor:
-    """Choose row after row the one whose nearest chosen row is farthest away, int64 [B, N].
-
-    The first is the one whose nearest other row is farthest away.
-    """
+    """Choose row after row the one whose nearest chosen (first: other) row is farthest away, int64 [B, N]."""
     place_BN = torch.full(open_BN.shape, steps, device=open_BN.device)
     nearest_BN = _nearest_other(unit_BND, open_BN)
     largest_B1 = nearest_BN.masked_fill(~open_BN, 0).amax(-1, keepdim=True)
@@ -63,10 +60,7 @@ def volume_places(unit_BND: Tensor, weight_BN: Tensor, open_BN: Tensor, steps: i
 def unlike_places(
     unit_BND: Tensor, pivots_BP: Tensor, open_BN: Tensor, quota_BP: Tensor, taken_B1: Tensor, steps: int
 ) -> Tensor:
-    """Choose, pivot after pivot (indices, int64), its quota of the open rows that are least like it, int64 [B, N].
-
-    ``taken_B1``: the first place of each sample that is free; ``steps``: the place of rows that are not chosen.
-    """
+    """Choose, pivot after pivot, its quota of the open rows least like it, from place ``taken_B1`` on, int64 [B, N]."""
     place_BN = torch.full(open_BN.shape, steps, device=open_BN.device)
     for pivot in range(pivots_BP.shape[1]):
         unlike_BN = -_likeness(unit_BND, pivots_BP[:, pivot : pivot + 1])
@@ -103,7 +97,6 @@ def _choose(value_BN: Tensor, open_BN: Tensor, place_BN: Tensor, step: int) -> T
 
 
 def _likeness(unit_BND: Tensor, row_B1: Tensor) -> Tensor:
-    """Return the cosines of all rows with one of their sample, [B, N]."""
     one_BD1 = unit_BND.gather(1, row_B1[..., None].expand(-1, -1, unit_BND.shape[-1])).mT
     with torch.autocast(unit_BND.device.type, enabled=False):
         return (unit_BND @ one_BD1)[..., 0]

@@ -14,10 +14,7 @@ T = TypeVar("T")
 
 
 def rank_candidates(scores_BN: Tensor, candidates_BN: Tensor) -> Tensor:
-    """Rank of each position by score, int64 [B, N]: 0 is the sample's best candidate; ties go to the lower index.
-
-    Positions that are no candidates come after all that are.
-    """
+    """Rank of each position by score, int64 [B, N]: 0 is the sample's best candidate; ties go to the lower index."""
     lowest = torch.finfo(torch.float32).min  # a candidate that scores -inf still comes before what is none
     scores = scores_BN.float().clamp(min=lowest).masked_fill(~candidates_BN, -torch.inf)
     return scores.sort(dim=-1, descending=True, stable=True).indices.argsort(-1)
@@ -88,10 +85,7 @@ def on_device(parts: T, device: torch.device) -> T:
 
 
 def each_tensor(parts: T, take: Callable[[Tensor], Tensor]) -> T:
-    """Return what ``take`` makes of tensors: of one, or of those in a list, a dict's values, or a dataclass's fields.
-
-    Everything else is left as it is: where no tensor becomes another, ``parts`` itself.
-    """
+    """Return what ``take`` makes of tensors, one or those in a list, dict or dataclass; else ``parts`` itself."""
     changed: Any = parts
     if isinstance(parts, Tensor):
         changed = take(parts)

@@ -56,10 +56,7 @@ def expand_group_mask(group_mask_BNS: Tensor, value_dim: int, num_kv_heads: int,
 def apply_group_mask(
     value_BND: Tensor, group_mask_BNS: Tensor, num_kv_heads: int, layout: Layout, fill_BD: Tensor | None = None
 ) -> Tensor:
-    """Multiply every group of a value by its mask entry m (paper, section 3.3), in the value's dtype.
-
-    Dropped groups become zeros, or what ``fill_BD`` ([B, D] or [1, D]) says, m v + (1 - m) mu. It saves no memory.
-    """
+    """Multiply every group of a value by its mask entry m (paper, section 3.3), in the value's dtype."""
     heads, num_groups = 1 if layout == "contiguous" else num_kv_heads, group_mask_BNS.shape[-1]
     channels = value_BND.shape[-1] // heads // num_groups
     groups_BNhSg = value_BND.reshape(*value_BND.shape[:-1], heads, num_groups, channels)

@@ -13,8 +13,7 @@ stored as Householder reflections, as many as axes are cut or kept, whichever is
 
 **Axes of values.** A map of a head's values that ``o_proj`` undoes changes nothing. Here it is A = Q^T R: R, the square
 root of the mean of ``W_o^T W_o`` over the head's query heads, makes a value as long as the outputs that it stands for;
-the columns of Q, principal axes of such values, order channels by their mean square (compare SliceGPT, Ashkboos et al.,
-2024, and Palu, Chang et al., 2024). All in fp64.
+the columns of Q, principal axes of such values, order channels by their mean square. All in fp64.
 
 Legend: B batch, N cached rows of the prompt, M kept entries, H query heads, h key-value heads, d head width, k kept
 channels, r = min(k, d - k) mirrors; D model width, G = H / h.

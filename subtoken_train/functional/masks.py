@@ -1,10 +1,8 @@
 """Group masks with exact budgets, the gradient that passes through them, and statistics.
 
-Norms of value groups are scores, too: behind the output projection, and as an offset of router logits.
-
 Legend: B batch, N positions, S groups; D model width, V value width d_v = H * d, H key-value heads, d head width, R
-query heads per key-value head. Ranking is done in fp32; ties go to the lower index (group within a token;
-token, then group, across a sample). ``routed_BN`` (bool) marks the tokens that count (paper, sections 3.3 to 3.6).
+query heads per key-value head. Ranking is done in fp32; ties go to the lower index (group within a token; token, then
+group, across a sample). ``routed_BN`` (bool) marks the tokens that count (paper, sections 3.3 to 3.6).
 """
 
 import math

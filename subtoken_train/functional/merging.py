@@ -24,10 +24,7 @@ PAIRS = 2**25  # similarities that exist at a time
 def merged(
     kind: Merge, key_BhNd: Tensor, value_BhNd: Tensor, keep_BhN: Tensor, entries_BN: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Merge a layer's dropped entries into kept ones; return keys and values after it, [B, h, N, d] each.
-
-    ``keep_BhN``: entries that stay, bool; [B, 1, N] where all heads keep the same.
-    """
+    """Merge a layer's dropped entries into kept ones; return keys and values after it, [B, h, N, d] each."""
     if kind == "none":
         return key_BhNd, value_BhNd
     weight_BhN = None
@@ -46,10 +43,7 @@ def merged(
 
 
 def nearest_key(key_BhNd: Tensor, kept_BhN: Tensor, dropped_BhN: Tensor) -> tuple[Tensor, Tensor]:
-    """Find for every dropped row the kept one of its head with the most similar key, and how similar, [B, h, N] each.
-
-    All other rows, and those of a head that keeps nothing, go to themselves; ties go to the earlier row.
-    """
+    """For every dropped row the kept one of its head whose key is most like its own, and the cosine, [B, h, N]."""
     shape, length = kept_BhN.shape, kept_BhN.shape[2]
     unit_RNd = functional.normalize(key_BhNd.flatten(0, 1).float(), dim=-1)
     kept_RK, stays_RK = kept_index(kept_BhN.flatten(0, 1), pad_left=False)
@@ -94,10 +88,7 @@ def nearest_anchor(anchors_BhN: Tensor, entries_BN: Tensor) -> Tensor:
 
 
 def joined_means(states_BhNd: Tensor, target_BhN: Tensor, weight_BhN: Tensor | None = None) -> Tensor:
-    """Average, in fp32, the rows that go to every row, [B, h, N, d]; one that none goes to stays as it is.
-
-    ``target_BhN``: where each row goes, int64, [B, 1, N] for all heads; ``weight_BhN``: what it counts (None: alike).
-    """
+    """Average, in fp32, the rows that go to every row, [B, h, N, d]; one that none goes to stays as it is."""
     target_BhN = target_BhN.expand(states_BhNd.shape[:3])
     index = target_BhN[..., None].expand_as(states_BhNd)
     sums = torch.zeros(states_BhNd.shape, dtype=torch.float32, device=states_BhNd.device)

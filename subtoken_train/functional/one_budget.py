@@ -60,10 +60,7 @@ def best_in_bytes(
 def cut_logit(
     key_BhN: Tensor, groups_BhNs: Tensor, chosen_BhN: Tensor, kept_BhNs: Tensor, costs: EntryCosts, pooled: bool
 ) -> Tensor:
-    """Return the logit of a group worth its bytes as little as the least of the chosen entries, fp32 [B, h].
-
-    ``chosen_BhN``: keys that stay and had a choice, bool; 0 without any. ``pooled`` heads have one number.
-    """
+    """Return the logit of a group worth its bytes as little as the least of the chosen entries, fp32 [B, h]; else 0."""
     kept_BhNi = torch.cat([chosen_BhN[..., None], kept_BhNs & chosen_BhN[..., None]], -1)
     logits_BhNi = torch.cat([key_BhN[..., None], groups_BhNs], -1).float().masked_fill(~kept_BhNi, -torch.inf)
     bytes_BhN = costs.key + kept_BhNs.sum(-1) * costs.group
@@ -77,7 +74,6 @@ def cut_logit(
 def _spent(
     key_RM: Tensor, groups_RMs: Tensor, competes_RM: Tensor, always_RM: Tensor, costs: EntryCosts, budget_R: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return what each pool keeps, bool [R, M] and [R, M, s]."""
     pools, size, number = groups_RMs.shape
     order_RMs = groups_RMs.float().sort(dim=-1, descending=True, stable=True).indices
     density_RMi, offered_RMi, first_RM = _offers(

@@ -17,10 +17,7 @@ Turn = Callable[[Tensor, Tensor, tuple[Tensor, Tensor]], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Rotation:
-    """Rotation of the vectors of some rows by their positions, fp32; some scalings stretch vectors, too.
-
-    ``form`` says which channels make pairs, and which are not turned at all: linear in cosine and sine.
-    """
+    """Rotation of rows' vectors by their positions, fp32; ``form`` says which channels make pairs, linear in both."""
 
     cos_BNr: Tensor
     sin_BNr: Tensor

@@ -59,7 +59,6 @@ class AnswerStream:
         self._hand_on(whole=True)
 
     def __call__(self, ids_BN: Tensor, scores: Any, **further: Any) -> Tensor:
-        """Return whether the answer ends here, bool [B]."""
         return torch.full((len(ids_BN),), self.ended or self._stopped(), device=ids_BN.device)
 
     def _hand_on(self, whole: bool) -> None:
@@ -104,10 +103,7 @@ def same_autocast(device: str) -> torch.autocast:
 
 
 def pieces(tokenizer: Any, answer: Callable[[AnswerStream], None], goes_on: bool = False) -> Iterator[str]:
-    """Yield an answer's text in pieces while another thread makes it; closing the iterator ends the answer.
-
-    ``answer`` puts ids into the stream that it is given, and asks it whether to end; what it raises is raised here.
-    """
+    """Yield what ``answer`` puts into its stream, as text, from another thread; closing the iterator ends it."""
     said: queue.SimpleQueue[str | Exception | None] = queue.SimpleQueue()
     closed = threading.Event()
     stream = AnswerStream(tokenizer, said.put, closed.is_set, goes_on=goes_on)

@@ -41,10 +41,7 @@ def greedy_tokens(
     max_new_tokens: int,
     ended: Callable[[list[Tensor]], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Go on greedily from a filled cache; ids [B, T], padded after a sample's end, and how many are its own, [B].
-
-    ``ended`` is called with the ids of every step so far, [B] each, and says which samples are done (bool [B]).
-    """
+    """Go on greedily until samples end, or ``ended(steps)`` says so; ids [B, T], padded, and how many are own, [B]."""
     pad, ends = padding_id(backbone.family.tokenizer), torch.tensor(end_ids(backbone.family), device=logits_BV.device)
     next_B, broken_B = logits_BV.argmax(-1), broken_rows(logits_BV)
     done_B, count_B = torch.zeros_like(next_B, dtype=torch.bool), torch.zeros_like(next_B)
@@ -187,10 +184,7 @@ def score_batch(
     compression: Compression | None = None,
     protocol: Protocol = "query_aware",
 ) -> list[Outcome]:
-    """Return the log-probabilities of each prompt's continuations, log-softmax in fp32.
-
-    A prompt runs once for all of its continuations, which are appended to its cache one after another and cropped off.
-    """
+    """Return the log-probabilities of each prompt's continuations, log-softmax in fp32."""
     _check_continuations(prompts, continuations)
     compression = with_gates(backbone, compression or Compression())
     longest = max((len(ids) for of_prompt in continuations for ids in of_prompt), default=0)

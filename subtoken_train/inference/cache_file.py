@@ -107,7 +107,10 @@ def read_cache(path: Path, backbone: CompressedBackbone, compression: Compressio
     if digest != _digest(text, tensors):
         raise ValueError(f"{path} is damaged: its content is not what was written (SHA-256 differs); compress again")
     record = typed(_CacheRecord, content, str(path))
-    _check_scales(record, compression, path)
+    routed = any(part.routed for layer in record.packed.layers for block in layer.blocks for part in block.parts)
+    old = record.version < 3 and routed and FORMATS[compression.kv_dtype].rounds
+    words = f"{path} has version {record.version}, whose {compression.kv_dtype} value groups have a scale each"
+    refuse((old, f"{words}; since version 3 those of an entry's head share one: compress the context again"))
     try:
         if record.version > 1 and record.model.tokenizer is None:
             raise ValueError("its model names no tokenizer")
@@ -162,13 +165,6 @@ def _content(text: str, path: Path) -> dict[str, Any]:
         (version < 1, f"{path} has version {version}; versions count from 1"),
     )
     return content
-
-
-def _check_scales(record: _CacheRecord, compression: Compression, path: Path) -> None:
-    routed = any(part.routed for layer in record.packed.layers for block in layer.blocks for part in block.parts)
-    old = record.version < 3 and routed and FORMATS[compression.kv_dtype].rounds
-    words = f"{path} has version {record.version}, whose {compression.kv_dtype} value groups have a scale each"
-    refuse((old, f"{words}; since version 3 those of an entry's head share one: compress the context again"))
 
 
 def _check_made_by(record: CacheHeader, backbone: CompressedBackbone, compression: Compression) -> None:

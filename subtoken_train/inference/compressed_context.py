@@ -82,7 +82,6 @@ def _text(
     frame_of: Callable[[str], tuple[str, int, texts.QuestionFrame]] | None,
     system: str,
 ) -> tuple[Batch, texts.QuestionFrame]:
-    """A text as a batch of one context; ``frame_of`` writes it in a chat template, None: it is read as it is."""
     if not isinstance(context, str) or not context.strip():
         got = "empty" if isinstance(context, str) else f"{type(context).__name__}, not text"
         raise ValueError(f"{family.name} reads texts, and a context is {got}; give the text that is asked about")

@@ -278,10 +278,7 @@ def parse_keep(text: str) -> tuple[float, KeepUnit]:
 
 
 def parse_settings(method: str | None, settings: Sequence[str]) -> dict[str, Any]:
-    """Read ``key=value`` settings of an eviction method, each as the type of the method's default.
-
-    Unknown keys are left for ``build_eviction`` to refuse, settings of no method for ``ArmSpec``.
-    """
+    """Read ``key=value`` settings of an eviction method, each as the type of the method's default."""
     if method is None:
         return dict.fromkeys(settings)
     return read_settings(setting_fields(method), method, settings)

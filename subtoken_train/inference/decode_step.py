@@ -66,10 +66,7 @@ def warn_of_positions(
 
 
 def step_shape(cache: PackedCache, room: int) -> Hashable:
-    """Return what a step of a cache depends on, its tensors' contents left out; equal ones share their graph.
-
-    What the fused kernels do not read is found by the host, so that such a cache is like no other.
-    """
+    """Return what a step of a cache depends on, its tensors' contents left out; equal ones share their graph."""
     cache.prepare()
     assert cache.next_position is not None
     layers = []
@@ -194,10 +191,7 @@ class CapturedStep:
 
 @torch.no_grad()
 def capture(step: Callable[[], Tensor], again: Callable[[], None], device: torch.device) -> Callable[[], Tensor]:
-    """Capture a step in a CUDA graph, whose replay returns what it returned; ``again`` sets back what steps count.
-
-    Two steps run before, so that all that is made once is there; what they wrote is written again.
-    """
+    """Capture a step in a CUDA graph, after two that run before; ``again`` sets back what steps count."""
     with torch.cuda.device(device):
         stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         graph = torch.cuda.CUDAGraph()

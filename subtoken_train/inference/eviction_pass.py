@@ -7,7 +7,7 @@ Legend: B batch, L layers, M rows of a layer, h key-value heads, S value groups.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -32,10 +32,7 @@ from subtoken_train.view.view import ABSENT, TaskPlan, View
 def entries_for_bytes(
     allowed: float, shape: kv.KVShape, regions_BM: Tensor, competes_BM: Tensor, cut_BM: Tensor, budget: kv.KVBudget
 ) -> Tensor:
-    """Return how many competing entries may stay in a layer, int64 [B], beside all others, which stay.
-
-    ``allowed`` are bytes of a sample's whole prompt cache; ``regions_BM`` are PADDING where a row is no entry.
-    """
+    """Return how many competing entries may stay in a layer, int64 [B], beside all others, which stay."""
     in_region_BM = in_compressed_region(regions_BM)
     cost_BM = torch.zeros(regions_BM.shape, dtype=torch.float64, device=regions_BM.device)
     for thin_BM, channels in ((~cut_BM, 1.0), (cut_BM, budget.key_channels)):
@@ -91,10 +88,7 @@ def prompt_bytes(
     shape: kv.KVShape,
     layout: Layout,
 ) -> Tensor:
-    """Return the bytes of a choice of entries in all layers, int64 [B]: keys, values and the numbers of key channels.
-
-    ``kept_LBhM`` has h = 1 where all heads share a set; ``masks`` are value groups of rows, bool [B, M, S], None: all.
-    """
+    """Bytes of a choice of entries, [B, h or 1, M] per layer, under ``masks`` [B, M, S] of value groups, int64 [B]."""
     width, heads, key_channels = shape.head_dim, shape.num_kv_heads, budget.key_channels
     beside, basis = kv.fill_bytes(shape, budget), kv.basis_bytes(shape, budget)
     total_B = torch.zeros_like(kept_LBhM[0][:, 0, 0], dtype=torch.long)
@@ -111,15 +105,15 @@ def prompt_bytes(
     return total_B
 
 
-@dataclass
+@dataclass(frozen=True)
 class LastingLayer:
     """A layer's part that evicting while decoding needs; of the competing entries ``budget_B`` may stay, int64."""
 
     scale: float
     regions_BM: Tensor
-    competes_BM: Tensor = field(init=False)
-    budget_B: Tensor = field(init=False)
-    carried: Tensor | None = None
+    competes_BM: Tensor
+    budget_B: Tensor
+    carried: Tensor | None
 
 
 class EvictionPass:
@@ -154,6 +148,7 @@ class EvictionPass:
         self.budgets: dict[int, tuple[Tensor, Tensor]] = {}
         self.finite: list[Tensor] = []  # whether what was observed so far is, on the device
         self._older: list[Older] = []
+        self._scales: dict[int, float] = {}
         self._input: dict[int, Tensor] = {}
 
     @property
@@ -165,8 +160,7 @@ class EvictionPass:
         """Score one layer."""
         home = self.again_B.device
         self.rows[layer] = on_device(rows, home)
-        if self.compression.every is not None:
-            self.lasting[layer] = LastingLayer(scale, self.rows[layer].regions_BM)
+        self._scales[layer] = scale
         self.finite += [are_finite(each) for each in (query, key, value)]
         states = layer, query, key, value, rows.regions_BM, scale, self.method.needs
         view = View(
@@ -194,11 +188,7 @@ class EvictionPass:
         first.scores_BhN = torch.where(replaced_B1M, scores_BhM, first.scores_BhN)
 
     def keep(self, masks: Sequence[Tensor | None] = (), layout: Layout = "contiguous") -> list[Tensor]:
-        """Return the entries that stay of the layers seen, each bool [B, h, M] (h = 1: one set for all heads).
-
-        ``masks``: per layer the value groups of its rows, bool [B, M, S], None: all of them; empty where no layer
-        routes.
-        """
+        """Return the entries that stay of the layers seen, each bool [B, h, M] (h = 1: one set for all heads)."""
         order = sorted(self.scores)
         regions = [self.rows[layer].regions_BM for layer in order]
         competes, *counted = map(list, zip(*map(self._budget, regions), strict=True))
@@ -208,10 +198,10 @@ class EvictionPass:
 
         def choose(most_B: Tensor | None) -> list[Tensor]:
             capped, real = (budget, exact) if most_B is None else (budget.minimum(most_B), exact.minimum(most_B))
-            for i, layer in enumerate(order if self.lasting else ()):
-                own = self.lasting[layer]
-                own.competes_BM, own.carried = competes[i], scores[i].carried
-                own.budget_B = whole[i] if self.compression.unit == "tokens" else capped[i]  # more than a prompt has
+            for i, layer in enumerate(order if self.compression.every is not None else ()):
+                own_B = whole[i] if self.compression.unit == "tokens" else capped[i]  # more than a prompt has
+                states = regions[i], competes[i], own_B, scores[i].carried
+                self.lasting[layer] = LastingLayer(self._scales[layer], *states)
             self.budgets.update(zip(order, zip(competes, capped, strict=True), strict=True))
             return self._kept(scores, Candidates(regions, competes, capped, real))
 
@@ -260,7 +250,6 @@ class EvictionPass:
         self.rows.clear()
 
     def _last_row(self, regions_BM: Tensor) -> Tensor:
-        """The last row of each prompt, which the next token is read from, bool [B, M]."""
         return last_marked(regions_BM != Region.PADDING, int(not self.followed))
 
     def _in_scope_budget(self, regions_BM: Tensor) -> Tensor:

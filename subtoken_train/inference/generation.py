@@ -165,10 +165,7 @@ class GenerateCall:
         return visible
 
     def check_turn(self, cached_ids_BN: Tensor, cached: int) -> None:
-        """Raise ``ValueError`` unless the ids go on from a filled cache: all so far, or the new ones alone.
-
-        ``cached_ids_BN`` are the prompt of every row of the cache, ``cached`` the tokens that it has seen.
-        """
+        """Raise ``ValueError`` unless the ids go on from a cache of ``cached`` tokens: all so far, or the new ones."""
         ids_BN, mask, (rows, prompt) = self.ids_BN, self.mask, cached_ids_BN.shape
         again, held = "start again without past_key_values", f"past_key_values holds {rows} rows"
         copies = "num_beams and num_return_sequences make copies of prompts, which are in past_key_values"
@@ -328,7 +325,6 @@ class _LogitWatch:
 
 
 def _check_append(backbone: CompressedBackbone, ids_Bq: Tensor, mask_BN: Tensor | None, first: int | None) -> None:
-    """Later tokens must be text, without padding, and so those since the ``first`` after the prompt (None: may be)."""
     padded = first is not None and mask_BN is not None and not bool(mask_BN[:, first:].all())
     words = "the tokens after a compressed prompt are padded, and a packed cache stores no padding"
     shown = bool(backbone.family.is_visual(ids_Bq[:, 1:]).any())  # the first is the last generated one, whatever it is

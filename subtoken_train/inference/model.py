@@ -166,8 +166,8 @@ class SubTokenModel:
             backbone: for an adapter: where its backbone is, or how to load it; its identity is checked.
             device_map: a device (``cuda:0``), or ``auto``: the first GPU, or all if it does not hold the model; or CPU.
                 ``device`` is the same.
-            dtype: of the frozen weights; ``auto``: an adapter's own, of a backbone alone that of its files. Default:
-                an adapter's own, of a backbone alone float32. ``torch_dtype`` is the same.
+            dtype: of the frozen weights; ``auto``: an adapter's own, of a backbone alone that of its files. Default: an
+                adapter's own, of a backbone alone float32. ``torch_dtype`` is the same.
             groups: for a backbone alone, as ``selector`` and ``layout``: value groups without training.
             settings: how caches are compressed, see ``CompressionSettings``.
         """
@@ -357,9 +357,9 @@ class SubTokenModel:
     ) -> Any:
         """Answer one prompt, or the last turn of a conversation, as text; see ``inputs`` and ``generate``.
 
-        At most ``ANSWER_TOKENS`` new tokens unless the settings say otherwise. A list of prompts is answered by
-        a list; with ``stream``, one prompt by an iterator over pieces of its answer. The model serves no other call
-        until that is exhausted or closed.
+        At most ``ANSWER_TOKENS`` new tokens unless the settings say otherwise. A list of prompts is answered by a list;
+        with ``stream``, one prompt by an iterator over pieces of its answer. The model serves no other call until that
+        is exhausted or closed.
         """
         check_arguments("chat", settings, ("prompt", "images", *_keywords(self.chat)))
         several = prompt_inputs.is_several(prompt)

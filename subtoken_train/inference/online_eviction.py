@@ -39,10 +39,7 @@ Rotate = Callable[[int, Tensor], Rotation]
 
 @dataclass
 class HeldLayer:
-    """A layer's entries by row, oldest first, then its tail; padding between them where a row stores fewer than others.
-
-    ``order_RM`` says where in the order of storage each of the stored entries is.
-    """
+    """A layer's entries by row, oldest first, then its tail; ``order_RM``: their places in the order of storage."""
 
     layer: PackedLayer
     state: EvictionState
@@ -137,17 +134,10 @@ def evict_while_decoding(cache: PackedCache, eviction: EvictionPass, plan: Plan,
         words = f"is more than the budget of {name!r}, whose prompt keeps {least} entries per layer"
         instead = f"use eviction_keep {2 * every} tokens, or a smaller eviction_every"
         refuse((bounded and least < every, f"eviction_every={every} {words}; {instead}"))
-    for layer, own, kept in zip(cache.layers, layers, plan.layers, strict=True):
-        here = layer.device
-        layer.eviction_state = EvictionState.of_prompt(
-            on_device(kept, here),
-            own.regions_BM.to(here),
-            own.competes_BM.to(here),
-            own.budget_B.to(here),
-            method.online.rows,
-            on_device(own.carried, here),
-            "inputs" in method.needs,
-        )
+    for layer, lasting, planned in zip(cache.layers, layers, plan.layers, strict=True):
+        own, kept = on_device(lasting, layer.device), on_device(planned, layer.device)
+        states = kept, own.regions_BM, own.competes_BM, own.budget_B, method.online.rows, own.carried
+        layer.eviction_state = EvictionState.of_prompt(*states, "inputs" in method.needs)
     scales, form = [own.scale for own in layers], FORMATS[compression.kv_dtype]
     cache.evictor = OnlineEviction(method, every, scales, form, eviction.family.rotation, compression.threshold)
 

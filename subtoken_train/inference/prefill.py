@@ -263,10 +263,7 @@ def append(
 
 
 def decode(backbone: CompressedBackbone, token_ids_Bq: Tensor, cache: PackedCache) -> Tensor:
-    """Append tokens, return the next logits, [B, V]. A token that comes alone chooses the pages that it reads.
-
-    While an answer is ``expected`` a captured step runs it, if one can; its logits are good until the next token.
-    """
+    """Append tokens, return the next logits, [B, V], good until the next token; one alone chooses its pages."""
     alone = token_ids_Bq.shape[1] == 1
     if alone and (step := captured_step(backbone, cache)) is not None:
         return step(token_ids_Bq, cache)
@@ -306,6 +303,8 @@ def _warn_of_tasks(prompts: Batch, eviction: EvictionPass, family: Family) -> No
     """Warn where a second pass takes positions that the model was not made for, after a prompt that does not."""
     bound, method = position_bound(family.decoder.config), eviction.method
     lengths_B = (prompts.regions_BN != Region.PADDING).sum(-1)
+    if bound is None:
+        return
     for task in eviction.tasks:
         tokens_B = task_tokens(family, task, prompts.regions_BN)
         needed, place = (lengths_B + tokens_B).masked_fill(~eviction.again_B, 0).max(0)
@@ -338,11 +337,7 @@ def check_context_first(backbone: CompressedBackbone, compression: Compression) 
 def open_prompts(
     backbone: CompressedBackbone, prompts: Batch, cache: PackedCache, compression: Compression, protocol: Protocol
 ) -> Prefill:
-    """Fill ``cache`` with a batch of prompts.
-
-    Under ``context_first`` a prompt without context is not compressed: its first token is run alone, and all others
-    follow in full.
-    """
+    """Fill ``cache`` with prompts; under ``context_first`` one without context follows its first token in full."""
     check_word("protocol", protocol, get_args(Protocol))
     if protocol == "query_aware":
         return prefill(backbone, prompts, cache, compression)
@@ -364,10 +359,7 @@ def append_rest(
     chunk: int | None,
     between: Callable[[], None] | None = None,
 ) -> Tensor:
-    """Append what follows a cache's contexts, in full, ``chunk`` tokens at a time; logits of the next token, [B, V].
-
-    ``between`` is called between chunks, and may decode from other caches.
-    """
+    """Append what follows a cache's contexts, ``chunk`` tokens at a time; logits of the next token, [B, V]."""
     padding_B, length = padding_Bq.sum(-1), ids_Bq.shape[1]
     for layer in cache.layers:  # before it is appended, so that nothing is evicted between its chunks
         if layer.eviction_state is not None:

@@ -88,10 +88,7 @@ def system_frame(family: Family, context: str, **variables: object) -> tuple[str
 
 
 def further_turns(family: Family, messages: Sequence[Message], **variables: object) -> str:
-    """Return what the chat format writes between a first question, which is not given, and the last answer.
-
-    ``messages`` were said after it; the last one is the user's, or an assistant's that is to be gone on with.
-    """
+    """Return what the chat format writes between a first question, which is not given, and the last answer."""
     asked: Message = {"role": "user", "content": _MARK}
     if not family.sees_images:
         check_template(family.tokenizer)

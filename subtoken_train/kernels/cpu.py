@@ -46,10 +46,7 @@ def in_dtype(vectors: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def causal(scores_XTG: Tensor, own_q: Tensor, start_X: Tensor | None) -> Tensor:
-    """Hide from each new token those that come after its own place; the query axis is G * new, new fastest.
-
-    Padding before ``start_X`` is hidden too; a row of padding sees itself, because one that sees nothing turns NaN.
-    """
+    """Hide from each new token what comes after its place, and padding; one that sees nothing sees itself, not NaN."""
     length, columns = scores_XTG.shape[1:]
     places_T = torch.arange(length, device=scores_XTG.device)[:, None]
     own_G = own_q.repeat(columns // len(own_q))
@@ -163,7 +160,6 @@ def _by_block(
     reach: CacheWindow | None,
     per_sample: int,
 ) -> tuple[Tensor, Tensor]:
-    """Call ``_attend`` for blocks that hold some of the rows each, and join what it returns."""
     by_row = [x.reshape(rows, len(x) // rows, *x.shape[1:]) for x in states]
     each = [x.unbind(0) for x in by_row]
     weights: dict[int, Tensor] = {}

@@ -42,10 +42,7 @@ def places_of_pieces(stored_n: Tensor, per_head: int, entries: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Format:
-    """A storage format. This one keeps the model's own dtype; formats that round override what differs.
-
-    ``bits`` are those of a stored channel, for which the fused kernels are compiled; 0: the model's dtype.
-    """
+    """A storage format. This one keeps the model's own dtype; formats that round override what differs."""
 
     name: KVDtype
     bits: int
@@ -97,24 +94,15 @@ class Format:
         return count * self.code_width(width) * self.code_dtype(dtype).itemsize + 2 * scales
 
     def store(self, vectors: Tensor, largest: Tensor | None = None) -> Payload:
-        """Store vectors [..., d].
-
-        ``largest``: magnitudes to round them by, [..., 1], to which larger ones are cut; None: their own.
-        """
+        """Store vectors [..., d], rounded by magnitudes ``largest`` [..., 1] (None: their own)."""
         return Payload(vectors.contiguous(), None, vectors.dtype, self)
 
     def store_keys(self, keys: Tensor, feedback: Tensor | None = None) -> Payload:
-        """Store keys [..., d].
-
-        ``feedback``: what a channel's error asks of those after it, [..., d, d], unit lower triangular; None: nothing.
-        """
+        """Store keys [..., d]; ``feedback``: what a channel's error asks of those after it, [..., d, d], or None."""
         return self.store(keys)
 
     def store_pieces(self, pieces_nw: Tensor, stored_n: Tensor, sizes: tuple[int, int, int], per_head: int) -> Payload:
-        """Store pieces of values; those of an entry's head are rounded together.
-
-        ``stored_n``: (row * P + piece) * M + entry of each; ``sizes``: (R, c, M); ``per_head``: P / c.
-        """
+        """Store pieces at (row * P + piece) * M + entry, an entry's head together; ``sizes``: (R, c, M), P / c."""
         return self.store(pieces_nw)
 
     def read(self, payload: Payload) -> Tensor:
@@ -203,11 +191,7 @@ class Rotated(Symmetric):
 
 @dataclass(frozen=True)
 class AboveZero(Format):
-    """Integers above a zero point: of neighbouring channels of a value, or all stored pieces of an entry's head.
-
-    Zero point = the least number of a block, scale = its range over the largest code; both fp16, beside each other:
-    [..., 2].
-    """
+    """Integers above a zero point, the block's least number; scale and zero point fp16, beside each other: [..., 2]."""
 
     rounds = True
 

@@ -268,7 +268,6 @@ class FusedState:
     table: RowTable | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave out the table: a copy's entries lie elsewhere."""
         return vars(self) | {"table": None}
 
     def table_of(

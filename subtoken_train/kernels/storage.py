@@ -127,10 +127,7 @@ class RoutedValues:
 
 @dataclass
 class BlockPart:
-    """Entries of a block that are stored alike: [R, c, M, d] (cut keys of the block's ``channels``).
-
-    ``position_RM``: of every entry, int32, where the layer has a window; None: every new token sees all entries.
-    """
+    """Entries of a block that are stored alike: [R, c, M, d] (cut keys of the block's ``channels``)."""
 
     keys: Payload
     values: Payload | RoutedValues
@@ -252,10 +249,7 @@ def read_pages(block: Block, query_RcGd: Tensor) -> Block:
 
 
 def chosen_pages(pages: PageIndex, query_RcGd: Tensor) -> Tensor:
-    """Choose pages for every head, int64 [R, c, n]: the forced ones, then by Quest's bound, as its group's mean.
-
-    In fp32, because in lower precision many pages tie; ties go to the earlier page.
-    """
+    """Choose pages for every head, int64 [R, c, n], by Quest's bound in fp32 (else many tie); forced ones first."""
     query = query_RcGd.float()
     positive_Rcd, negative_Rcd = query.clamp(min=0).mean(2), query.clamp(max=0).mean(2)
     bound_RcP = page_bound(positive_Rcd, negative_Rcd, pages.low.float(), pages.high.float())
@@ -271,10 +265,7 @@ def page_bound(positive_Rcd: Tensor, negative_Rcd: Tensor, low_RcPd: Tensor, hig
 
 @dataclass(frozen=True)
 class Tail:
-    """Keys and values appended since the prompt, in full and causal; the q new tokens are the last.
-
-    Places after the last token hold finite numbers that nothing reads.
-    """
+    """Keys and values appended since the prompt, in full and causal; later places hold finite numbers."""
 
     room_keys_BhTd: Tensor
     room_values_BhTd: Tensor

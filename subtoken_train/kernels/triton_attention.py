@@ -28,10 +28,7 @@ ELEMENTS = {dtype: getattr(tl, str(dtype).removeprefix("torch.")) for dtype in D
 def fused_decoding(
     query_BHqd: Tensor, table: RowTable, tail: Tail, scale: float, reach: CacheWindow | None, workspace: Workspace
 ) -> Tensor:
-    """Attend from the last q tokens to packed entries and the tail, [B, H, q, d]; arguments of ``dispatch.attend``.
-
-    The last axis of queries, keys and values is contiguous, and keys and values have equal strides.
-    """
+    """Attend from the last q tokens to entries and tail, [B, H, q, d]; keys and values have equal strides."""
     batch, heads, new, width = query_BHqd.shape
     out_BqHd = query_BHqd.new_empty(batch, new, heads, width)
     device = query_BHqd.device

@@ -284,10 +284,7 @@ class TowerChoice(TowerReducer):
 
 
 class ContextReducer(Reducer, ABC):
-    """Evicts context tokens of a language model, in every layer its own set of the same size.
-
-    A view's rows in scope are the context; queries, keys and values are those of prompt tokens, before any routing.
-    """
+    """Evicts context tokens (a view's rows in scope) of a language model, as many in every layer, before routing."""
 
     needs: ClassVar[frozenset[Need]] = frozenset()
     """Needs beside queries and keys, declared as an eviction declares them."""

@@ -129,8 +129,7 @@ class ScoredContext(ContextReducer):
     """
 
     reads_question: ClassVar[bool] = False
-    settings: ClassVar[Mapping[str, str]] = {}
-    """The eviction's name of each setting."""
+    settings: ClassVar[Mapping[str, str]] = {}  # the eviction's name of each setting
 
     def __post_init__(self) -> None:
         super().__post_init__()

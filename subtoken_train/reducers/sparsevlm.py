@@ -9,11 +9,10 @@ attention by what the rotary embedding alone prefers (the product of two vectors
 that attend most to the image.
 
 ``keep_ratio`` is the average share of the visual tokens that all layers hold, recycled ones among them. The stages'
-shares lie on straight lines between the release's ``LISTS``, whose averages are 35.9, 25.2, 19.8 and 14.3 % (version 2:
-35.9, 25.0, 19.8 and 14.2 %). The layers below the first cut hold everything, so that 9.4 % or less is out of reach (of
-32 layers). A sample ranks its own tokens, all images together; a recycled token takes the place of its cluster's
-centre; counted anew, positions end where the prompt ended (under mRoPE, rows keep their own); no noise on densities;
-without a rater all text rates, without text the last prompt token. Adaptive counts by matrix rank are not offered.
+shares lie on straight lines between the release's ``LISTS``; the layers below the first cut hold everything, so that
+9.4 % or less is out of reach (of 32 layers). A sample ranks its own tokens, all images together; a recycled token takes
+the place of its cluster's centre; no noise on densities; without a rater all text rates, without text the last prompt
+token. Adaptive counts by matrix rank are not offered.
 
 Legend: B batch, M rows, H heads, R raters of a block, D model width, V visual and T text tokens of a sample.
 """
@@ -176,7 +175,6 @@ class SparseVLM(StagedReducer):
             return Cut(keep_BM, rank_candidates(scores_BM, stays_BM), joins_BM, "renumber")
 
     def _recycled(self, view: View, scores_BM: Tensor, sample: int) -> tuple[Tensor, Tensor]:
-        """Visual tokens of a sample that go on, bool [M], and where each row goes, int64 [M]."""
         visual_M, scores_M = view.visual[sample], scores_BM[sample]
         read_M, rows_M = visual_M & view.protected_BN[sample], torch.arange(len(visual_M), device=visual_M.device)
         tokens, read = int(visual_M.sum()), int(read_M.sum())

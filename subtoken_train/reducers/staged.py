@@ -120,13 +120,12 @@ STEPS = 2**30
 class PyramidDrop(StagedReducer):
     """PyramidDrop (Xing et al., 2024): layers in stages; a share of the visual tokens leaves after each stage.
 
-    Source: "PyramidDrop: Accelerating Your Large Vision-Language Models via Pyramid Visual Redundancy Reduction"
-    (2410.17247), section 3. A reconstruction from the paper: stages of equal depth (layers 8, 16 and 24 of 32 are the
-    first of a stage); the last layer of a stage ranks the visual tokens by the attention of the last instruction token
-    (mean over heads), and the best share of them goes on, at its own positions. ``keep_ratio`` is the average share of
-    the visual tokens that all layers hold, and the stages' common share is solved from it: the paper's half is 0.46875
-    in four stages (15/32). An average of a quarter or less is out of reach. The paper's share per stage of its own is
-    not offered.
+    Source: arXiv 2410.17247, section 3. A reconstruction from the paper: stages of equal depth (layers 8, 16 and 24 of
+    32 are the first of a stage); the last layer of a stage ranks the visual tokens by the attention of the last
+    instruction token (mean over heads), and the best share of them goes on, at its own positions. ``keep_ratio`` is the
+    average share of the visual tokens that all layers hold, and the stages' common share is solved from it: the paper's
+    half is 0.46875 in four stages (15/32). An average of a quarter or less is out of reach. The paper's share per stage
+    of its own is not offered.
 
     Attributes:
         stages: into which the decoder layers are divided; tokens leave between them.
@@ -265,10 +264,9 @@ class PruneSchedules(CalibratedNumbers):
 class FitPrune(StagedReducer):
     """FitPrune (Ye et al., 2024): each layer drops as many visual tokens as calibration found harmless.
 
-    Source: "Fit and Prune: Fast and Training-free Visual Token Pruning for Multi-modal Large Language Models"
-    (2409.10197) and its release (ywh187/FitPrune, d28e418). A visual token's score is what all visual rows pay to it
-    times what the text rows after the image pay to it, each the largest of its heads; the lowest leave after the
-    layer's attention, so that the layer's own cache holds them. How many leave is found once for a backbone
+    Source: arXiv 2409.10197 and its release (ywh187/FitPrune, d28e418). A visual token's score is what all visual rows
+    pay to it times what the text rows after the image pay to it, each the largest of its heads; the lowest leave after
+    the layer's attention, so that the layer's own cache holds them. How many leave is found once for a backbone
     (``subtoken-train calibrate fitprune``); without a ``calibration`` the release's tables for LLaVA-1.5-7B are read,
     and no other model takes them. ``keep_ratio`` is the average share of the visual tokens that all layers hold;
     between two tabulated schedules layers lie on straight lines. Routers act from layer 1 on.

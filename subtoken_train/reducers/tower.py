@@ -52,11 +52,7 @@ _CONTEXTUAL_OF_64 = 10
 def zipped(
     tokens_TC: Tensor, received_T: Tensor, keys_Td: Tensor, kept: int, classes: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Choose and merge ``kept`` tokens, of which ``classes`` (0 or 1) is the class token.
-
-    Returns:
-        Places of the dominant tokens, ascending; of the targets; merged tokens [c, C] of these.
-    """
+    """Choose and merge ``kept`` tokens: places of the dominant ones, of the targets; merged tokens [c, C] of these."""
     contextual = kept * _CONTEXTUAL_OF_64 // 64
     dominant = dominant_tokens(received_T, kept - contextual - classes)
     rest = torch.ones(len(tokens_TC), dtype=torch.bool, device=tokens_TC.device)
@@ -123,7 +119,6 @@ class VisionZip(TowerReducer):
         return MergedStates([tokens for tokens, _ in merged], [slots for _, slots in merged])
 
     def _merge_image(self, states: VisualStates, image: int, kept: int, read_T: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens [k, C] and the placeholders [T] they take."""
         assert states.received is not None
         assert states.keys is not None
         tokens_TC, keys_Td = states.tokens[image], states.keys[image]

@@ -118,11 +118,7 @@ class ValueGate(nn.Module):
 
 
 class FeatureMap(nn.Module):
-    """One layer's learned linear map from features of a token to a router's O logits (ours), without a bias.
-
-    Logs of the value norms (``norm``) and of the query's mean attention (``attention``), without gradient, standardised
-    over the routed tokens of a sample.
-    """
+    """One layer's learned map from standardised logs of value norms or query attention to a router's logits (ours)."""
 
     def __init__(self, config: RoutingConfig, outputs: int) -> None:
         super().__init__()
@@ -165,8 +161,7 @@ class RouterBank(nn.Module):
         self.config, self.shape = config, shape
         self.whole = config.budget == "bytes" and config.num_groups == shape.num_kv_heads
         """True where an entry's only group goes with its key."""
-        self.gated = config.budget == "delayed"
-        """True where gates, one of a head, drop entries after a delay."""
+        self.gated = config.budget == "delayed"  # true where gates, one of a head, drop entries after a delay
         keys, layers = shape.num_kv_heads if self.gated or config.budget == "bytes" else 0, range(shape.num_layers)
         self.outputs = keys if self.whole or self.gated else config.num_groups + keys
         scored = replace(config, num_groups=self.outputs)
@@ -192,7 +187,7 @@ class RouterBank(nn.Module):
 
     @property
     def neutral(self) -> bool:
-        """True if every group is kept as it is; under ``delayed`` too, whose gates evict (``gate_logits``)."""
+        """True if every group is kept as it is; under ``delayed`` too, whose gates evict."""
         return self.gated or (not self.config.drops and not self.config.value_gate)
 
     def attach(
@@ -378,20 +373,17 @@ class RouterBank(nn.Module):
             return scores_BNO + OPEN
         shape = torch.Size([*hidden_BND.shape[:2], self.outputs])
         if not (isinstance(scores_BNO, Tensor) and scores_BNO.shape == shape and scores_BNO.dtype == torch.float32):
-            raise self._wrong_scores(scores_BNO, layer, shape)  # a selector may be another package's
+            got = f"no tensor but {type(scores_BNO).__name__}"  # a selector may be another package's
+            if isinstance(scores_BNO, Tensor):
+                got = f"{str(scores_BNO.dtype).removeprefix('torch.')} scores of shape {list(scores_BNO.shape)}"
+            must = f"it must give float32 scores of shape {list(shape)}: batch, tokens, groups"
+            raise ValueError(f"selector {config.selector!r} gave {got} in layer {layer}; {must}")
         if self.features:
             scores_BNO = scores_BNO + self.features[layer](view, routed_BN)
         if self.prior is not None:
             prior_BNS = standardised_log(self.prior(view), routed_BN)  # of groups; keys have none
             scores_BNO = scores_BNO + nn.functional.pad(prior_BNS, (0, self.outputs - config.num_groups))
         return torch.cat([scores_BNO, scores_BNO], -1) if self.whole else scores_BNO
-
-    def _wrong_scores(self, found: Any, layer: int, wanted: torch.Size) -> ValueError:
-        got = f"no tensor but {type(found).__name__}"
-        if isinstance(found, Tensor):
-            got = f"{str(found.dtype).removeprefix('torch.')} scores of shape {list(found.shape)}"
-        must = f"it must give float32 scores of shape {list(wanted)}: batch, tokens, groups"
-        return ValueError(f"selector {self.config.selector!r} gave {got} in layer {layer}; {must}")
 
     def _choose(self, scores_BNS: Tensor, state: RoutingState, routed_BN: Tensor) -> Tensor:
         config = self.config
@@ -427,6 +419,5 @@ class RouterBank(nn.Module):
         ]
 
     def _always(self, routed_BN: Tensor) -> Tensor:
-        """Routed tokens that a byte budget keeps whole without a choice, bool [B, N]."""
         first_BN = routed_BN.cumsum(-1) <= self.config.sinks
         return routed_BN & (first_BN | last_marked(routed_BN, self.config.window))

@@ -38,10 +38,10 @@ class RoutingConfig:
         layout: ``contiguous`` splits the whole value vector; ``per_head`` splits every head alike.
         budget: ``per_token`` keeps K groups of each token; ``global`` the best N*K pairs of each sample; ``ranked`` as
             many pairs, of which a token gets the more the higher the token reducer ranks it; ``bytes`` spends bytes on
-            keys and on groups: a head of a token keeps any number of its groups, or no key and nothing.
-            ``kept_groups`` is then ``num_groups``, a multiple of the key-value heads; as many: all of a head or none.
-            ``delayed`` (DMS): a gate for every key-value head says whether an entry stays, whole, once ``window`` more
-            tokens have read it; ``num_groups`` and ``kept_groups`` are then 1.
+            keys and on groups: a head of a token keeps any number of its groups, or no key and nothing. ``kept_groups``
+            is then ``num_groups``, a multiple of the key-value heads; as many: all of a head or none. ``delayed``
+            (DMS): a gate for every key-value head says whether an entry stays, whole, once ``window`` more tokens have
+            read it; ``num_groups`` and ``kept_groups`` are then 1.
         byte_share: share of the bf16 bytes of a sample's routed tokens that ``bytes`` spends, its index included; of
             ``delayed`` the share of open gates that training ends at, which no prompt is promised.
         byte_pool: what shares those bytes: each ``head``, the heads of a ``layer``, or ``all`` heads of all layers, for

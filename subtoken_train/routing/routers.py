@@ -55,10 +55,10 @@ def init_router(module: nn.Module) -> None:
 
 
 class LinearRouter(Selector):
-    """Linear router (paper, section 3.3 and appendix B.1): a_i = W h_i + b, plus a linear map of the query summary.
+    """Linear router (paper, section 3.3 and appendix B.1): a_i = W h_i + b, one logit per value group.
 
-    READING. The paper's h_i is "the layer input hidden state", here what ``v_proj`` reads, that input after the layer's
-    norm; the bias, and weights from N(0, 0.02), are ours.
+    Optionally plus a linear map of the query summary. READING. The paper's h_i is "the layer input hidden state", here
+    what ``v_proj`` reads, after the layer's norm; the bias, and weights from N(0, 0.02), are ours.
     """
 
     learned = True
@@ -111,8 +111,8 @@ class MLPRouter(Selector):
 class BilinearRouter(LinearRouter):
     """Bilinear router (ours): a_i = W h_i + b + E [(A h_i) * (C s_Q)], so that logits depend on the query.
 
-    The paper's query conditioning (section 3.4) adds one number per group to all tokens of a sample. A and C are
-    [R, D], E is [S, R], without biases, all drawn from N(0, 0.02): each of them has a gradient from the start.
+    The paper's query conditioning (section 3.4) adds one number per group to all tokens of a sample. A and C are [R,
+    D], E is [S, R], without biases, all drawn from N(0, 0.02): each of them has a gradient from the start.
     """
 
     def __init__(self, hidden_size: int, config: RoutingConfig) -> None:

@@ -31,8 +31,7 @@ def by_settings(read: Callable[[Any], Any]) -> Any:
 class Method:
     """Base class of evictions and reducers."""
 
-    calibrates: ClassVar[type[CalibratedNumbers] | None] = None
-    """Numbers that it reads from the file ``calibration``."""
+    calibrates: ClassVar[type[CalibratedNumbers] | None] = None  # numbers that it reads from the file ``calibration``
 
     def __post_init__(self) -> None:
         owner = _name_of(self)
@@ -67,7 +66,6 @@ def _name_of(method: Any) -> str:
 
 @cache
 def _words(kind: type[Method]) -> dict[str, tuple[Any, ...]]:
-    """Words that settings of literal types allow, by setting."""
     own = {each.name: hint_of(kind, each.name) for each in fields(kind)}  # type: ignore[arg-type]
     return {name: get_args(hint) for name, hint in own.items() if get_origin(hint) is Literal}
 

@@ -187,7 +187,6 @@ class View:
 
     @property
     def _first(self) -> int:
-        """Keys before the first query row."""
         return self.key_BhNd.shape[2] - self.query_BHNd.shape[2]
 
     def attention_row(self, layer: int) -> Tensor:
@@ -219,11 +218,7 @@ class View:
         largest: bool = False,
         among: Rule | None = None,
     ) -> Tensor:
-        """Return the attention that each entry receives from all marked rows, [B, H, N], see ``attention_received``.
-
-        ``rows_BN`` is None: from the rows of a second pass's task, which see each other, too. ``among`` marks rows by
-        their regions, the given ones among them: how many is read from the device once for all layers of these rows.
-        """
+        """Return the attention that each entry receives from all marked rows, [B, H, N], see ``attention_received``."""
         weight_BN = None if weight_BN is None else weight_BN[:, self._first :]
         asking, most = self._asking(rows_BN, keys_BN), None
         if among is not None:
