@@ -231,7 +231,7 @@ def test_what_is_longer_than_every_is_refused():
 )
 def test_what_cannot_be_is_refused(settings, words):
     given = {"eviction": build_eviction("h2o"), "keep": 10, "unit": "tokens", "every": 4}
-    refuses(words, Compression(**(given | settings)).check, text_family())
+    refuses(words, lambda: Compression(**(given | settings)).check(text_family()))
 
 
 def method_that(reads, asks, rows=1):
