@@ -39,6 +39,11 @@ def vlm(vlm_adapter):
     return SubTokenModel.from_pretrained(vlm_adapter, device_map="cpu")
 
 
+@pytest.fixture(scope="module")
+def llm(text_adapter):
+    return SubTokenModel.from_pretrained(text_adapter)
+
+
 def tokens(model, images=(PICTURE,), prompt=QUESTION, **settings):
     inputs = model.inputs(prompt, images)
     out = model.generate(**inputs, **{"max_new_tokens": 5, "do_sample": False, **settings})
@@ -106,8 +111,7 @@ def test_chat_is_the_decoded_answer(vlm):
     assert report.dense_bytes == 3 * report.ledger.dense_bytes() + report.tail_bytes
 
 
-def test_a_report_describes_the_samples_that_are_left(text_adapter):
-    llm = SubTokenModel.from_pretrained(text_adapter)
+def test_a_report_describes_the_samples_that_are_left(llm):
     ids = llm.inputs(TEXT)["input_ids"]
     both = torch.nn.functional.pad(torch.stack([ids[0], ids[0].flip(0)]), (8, 0))
     mask = torch.ones_like(both)
