@@ -80,9 +80,7 @@ class AirCache(Eviction):
         return divided(layer_weights(strength, skewness, self.budgets) * candidates.budget_LB, candidates)
 
 
-def importance(
-    view: View, observers_BN: Tensor, visual_BN: Tensor, among: Callable[[Tensor], Tensor] | None = None
-) -> Tensor:
+def importance(view: View, observers_BN: Tensor, visual_BN: Tensor, among: Rule | None = None) -> Tensor:
     """Return the observers' mean attention to each visual entry (equations 7, 8), over heads too, [B, N]; else 0."""
     received_BN = view.received(observers_BN, visual_BN | observers_BN, among=among).mean(1)
     return (received_BN / observers_BN.sum(-1, keepdim=True).clamp(min=1)).masked_fill(~visual_BN, 0.0)
