@@ -110,8 +110,8 @@ def draw_scene(rng: np.random.Generator, split: str) -> Scene:
 
 Objects = tuple[SceneObject, ...]
 OPTION_LETTERS = ("A", "B", "C")
-SHORT_KINDS = ("exists", "exists_color", "color", "read", "where", "count", "choice")
-DESCRIPTION_KINDS = ("describe", "list")
+SHORT_KINDS: tuple[str, ...] = ("exists", "exists_color", "color", "read", "where", "count", "choice")
+DESCRIPTION_KINDS: tuple[str, ...] = ("describe", "list")
 KINDS = SHORT_KINDS + DESCRIPTION_KINDS
 
 

@@ -28,8 +28,8 @@ PICTURE_QUESTION = "what is at C2 ?"
 def presets(pictures: bool = True) -> list[tuple[str, str]]:
     """(path of a picture, question), the first one on which models differ; or (text, sentence to go on with)."""
     if not pictures:
-        asked = build_task("facts", contexts=1, facts=4, words=250).samples()
-        return [(each.prompt[: each.context_characters], each.prompt.rpartition("Answer: ")[2]) for each in asked]
+        facts = build_task("facts", contexts=1, facts=4, words=250).samples()
+        return [(each.prompt[: each.context_characters], each.prompt.rpartition("Answer: ")[2]) for each in facts]
     records = InstructionRecords(resource("data/samples") / "questions.json")
     found = (records[i] for i in range(len(records)))
     asked = [(str(each.images[0]), each.turns[-1].prompt.removeprefix("<image>").strip()) for each in found]

@@ -30,8 +30,10 @@ from subtoken_train.kernels.formats import KVDtype
 from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Batch, Plan
 
-Seen, Say = Image.Image | str, Callable[[str], None]
-"""What is asked about; where pieces of an answer go."""
+Seen = Image.Image | str
+"""What is asked about."""
+Say = Callable[[str], None]
+"""Where pieces of an answer go."""
 
 
 class SideAnswer(NamedTuple):

@@ -348,7 +348,7 @@ def page(pool: Path) -> tuple[Any, Any]:
 
 def ask(pool: Path, picture: str | None, question: str, eviction: str | None, keep: str) -> list[str]:
     models, respond = page(pool)
-    *_, last = respond(models, picture, question, eviction, keep, "model")
+    *_, last = respond(models, picture, question, eviction, keep, "model", False)
     sides = len(models.sides)
     if len(last[sides + 2]) < sides:
         raise ValueError(last[sides + 1]["value"])

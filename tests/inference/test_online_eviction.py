@@ -281,8 +281,8 @@ DECODED = "of its view while tokens"
 ABSENT = {
     "values": (lambda view: view.value_BhNd, set(), 1, "value_BhNd of its view and did not ask for it: add 'values'"),
     "value_norms": (lambda view: view.value_norms(), {"values"}, 1, "add 'value_norms' to the method's needs"),
-    "queries": (lambda view: view.query_BHNd, set(), 0, "reads queries while tokens are decoded and says that"),
-    "rows": (lambda view: view.rows(torch.zeros(1, 1, dtype=torch.long)), {"rows"}, 0, "reads queries while"),
+    "queries": (lambda view: view.query_BHNd, set(), 0, f"reads query_BHNd {DECODED} are decoded and says that it"),
+    "rows": (lambda view: view.rows(torch.zeros(1, 1, dtype=torch.long)), {"rows"}, 0, f"reads query_BHNd {DECODED}"),
     "position": (lambda view: view.position, set(), 1, f"reads position {DECODED}"),
     "rotate": (lambda view: view.unrotated_keys(), set(), 1, f"reads position {DECODED}"),
     "output_weight": (lambda view: view.output_weight(), set(), 1, f"reads output_weight {DECODED}"),
