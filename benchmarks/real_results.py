@@ -27,7 +27,7 @@ README = {
     "kvzip 37.5% in int4_rotated": "KVzip, fewer whole tokens, 4 bits",
     f"kvzip 46.6% in int4_rotated, {HALVES}": "KVzip, half of the value groups, 4 bits",
 }  # fmt: skip
-"""Arms of README's table and their words, and the page's; groups are of rotated values."""
+"""Arms of README's table and their words, the page's and RULER's; groups are of rotated values."""
 PAGE = {
     **README, f"int4_rotated of everything, {HALVES}": "all tokens, half of the value groups, 4 bits",
     f"int4_rotated of everything, {FIRST}": "all tokens, the same half for every token (`leading`), 4 bits",
@@ -48,8 +48,6 @@ TASKS = {
     "kvzip 0.219": PAGE["kvzip 21.9%"], "compactor 0.219": "Compactor, bfloat16",
     "snapkv 0.219": PAGE["snapkv 21.9%"],
 }  # fmt: skip
-"""Of RULER's."""
-Own = Mapping[str, Any]
 
 
 def frame() -> pd.DataFrame:
@@ -78,7 +76,7 @@ def _trained() -> Iterable[dict[str, Any]]:
         yield _row("smollm2", words, [each | {"full": full} for each in own])
 
 
-def _row(model: str, arm: str, seeds: Sequence[Own]) -> dict[str, Any]:
+def _row(model: str, arm: str, seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     lost = {key: np.array([*map(of, seeds)]) for key, of in (("facts", facts_above), ("text", text_above))}
     figures = {key: value for name, sn in lost.items() if sn.size for key, value in _figures(name, sn).items()}
     share, recalled = (np.mean([np.mean(own[name]) for own in seeds]) for name in ("share", "exact"))

@@ -127,7 +127,7 @@ class SideBySide:
         kv_dtype: KVDtype = "model",
         raw: bool = False,
     ) -> Iterator[Spoken]:
-        """Every side's answer, piece by piece; closing it stops after the next token. ``raw``: as ``ask`` has it."""
+        """Yield every side's answer, piece by piece; an iterator that is closed stops after the next token."""
         if eviction is not None and threshold_file(keep) is not None:  # which whoever sees the page would choose
             raise ValueError("eviction_keep of this page reads no file; write threshold:-4, or a share")
         chosen = [side.eviction or eviction for side in self.sides]

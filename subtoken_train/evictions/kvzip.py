@@ -50,7 +50,7 @@ class PooledBudget(Eviction):
 
 @dataclass(frozen=True)
 class KVzip(PooledBudget):
-    """KVzip: entries stay by the largest attention that they receive while the model says the context again.
+    """KVzip: entries stay by the largest attention that they receive while the model repeats the context.
 
     Source: arXiv 2505.23416, its code (snu-mllab/KVzip) and kvpress 0.5.4. For each chunk of the context, rows run
     after the whole cache: a sentence that asks for it, and the chunk itself. Their softmax is taken anew over the first

@@ -171,7 +171,7 @@ MOST = 1e6
 
 @dataclass(frozen=True)
 class CAKE(Windowed):
-    """CAKE (Qin et al., 2025): layers whose last rows look widely and change their minds keep more.
+    """CAKE (Qin et al., 2025): layers whose last rows attend widely and variably keep more.
 
     Source: arXiv 2503.12491 and its code (antgroup/cakekv @c4675ce). The last ``window`` rows, which always stay, look
     at the entries before them. A layer's preference is the entropy of their attention to the power 1 / ``tau1``, times

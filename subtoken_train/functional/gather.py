@@ -80,7 +80,7 @@ def last_marked(marked_BN: Tensor, count_B1: Tensor | int) -> Tensor:
 
 
 def on_device(parts: T, device: torch.device) -> T:
-    """Tensors on a device; what is there already is not copied."""
+    """Move tensors to a device: one, or those in a list, in the values of a dict, or in the fields of a dataclass."""
     return each_tensor(parts, lambda tensor: tensor.to(device))
 
 

@@ -117,7 +117,7 @@ class Anchor:
 def staged_anchor(
     shape: kv.KVShape, tokens: int, layer_tokens: Sequence[int], keep_ratio: float, region: str = "visual"
 ) -> Anchor:
-    """A token-only arm of a ``region`` by what its layers hold."""
+    """Build a token-only arm of a ``region`` from what its layers hold."""
     ledger = nominal_ledger(shape, {region: tokens}, kv.KVBudget(), 0, layer_tokens)
     return Anchor(tokens, tuple(layer_tokens), keep_ratio, ledger.fraction(region))
 
@@ -125,7 +125,7 @@ def staged_anchor(
 def solve_anchor(
     shape: kv.KVShape, tokens: int, target: float | Fraction, cut_layer: int = 0, region: str = "visual"
 ) -> Anchor:
-    """The matched token-only anchor: the smallest token count whose bytes reach ``target`` of the region's KV."""
+    """Find the matched token-only anchor: the smallest token count whose bytes reach ``target`` of the region's KV."""
     ratio = kv.ratio_above_cut(kv.exact(target), shape.num_layers, cut_layer)
     kept = min(tokens, max(1, math.ceil(ratio * tokens)))
     layers = [tokens] * cut_layer + [kept] * (shape.num_layers - cut_layer)

@@ -191,7 +191,7 @@ class KindScores:
 
 
 def make_kinds(arms: Sequence[ArmResults]) -> list[KindScores]:
-    """All tasks with more kinds than one whose samples have scores in 0..1."""
+    """List the tasks with more kinds than one whose samples have scores in 0..1."""
     found = []
     for task in dict.fromkeys(task for arm in arms for task in arm.runs):
         estimates, order = dict[str, dict[str, Estimate]](), dict[str, None]()
