@@ -257,6 +257,8 @@ class CompressedBackbone(nn.Module):
             stops = self.reducer.cuts(depth)
         if not stops and run.split is None:
             run.state = self._routing_state(run)
+        if run.chunks is not None:  # no second pass follows, which would read them
+            del run.embeds_BND
         for stop in stops:
             if cutting is None:
                 self._run_stretch(run, start, stop)
@@ -302,8 +304,8 @@ class CompressedBackbone(nn.Module):
                 for layer, routed_BhNd in routed.items():
                     run.cache.layers[layer].values = routed_BhNd
             kept = on_device(run.split.seen, run.rows.regions_BM.device)
-        left = run.hidden_BMD, run.rows, run.spans, run.state, self.active_routing, kept, run.embeds_BND
-        return PromptPass(*left, self.family.windows)
+        left = run.hidden_BMD, run.rows, run.spans, run.state, self.active_routing, kept
+        return PromptPass(*left, getattr(run, "embeds_BND", None), self.family.windows)
 
 
 class Cutting:

@@ -115,6 +115,7 @@ def run_span(family: Family, run: RunningPass, start: int, stop: int) -> Tensor:
 def _in_chunks(family: Family, run: RunningPass, chunks: Chunks, layers: range) -> Tensor:
     hidden_BMD, rows, split, state, cache = run.hidden_BMD, run.rows, run.split, run.state, run.cache
     assert cache is not None
+    del run.hidden_BMD  # the caller's is what is returned: the first layer's input goes when it has run
     for layer in layers:
         look_ahead(family, layer, hidden_BMD, rows.position, split, state)
         if run.inputs is not None:
