@@ -13,6 +13,7 @@ from subtoken_train.errors import SubTokenWarning
 MOVED = {
     "subtoken_train.cli.quiet": "subtoken_train.cli.terminal",
     "subtoken_train.datasets.recall_datamodule": "subtoken_train.datasets.datamodule",
+    "subtoken_train.datasets.scene_files": "subtoken_train.datasets.scenes",
     "subtoken_train.evaluation.reporting.markdown": "subtoken_train.evaluation.reporting.exports",
     "subtoken_train.evaluation.results.manifest": "subtoken_train.evaluation.results",
     "subtoken_train.evaluation.results.store": "subtoken_train.evaluation.results",

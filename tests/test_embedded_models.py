@@ -7,7 +7,7 @@ from benchmarks.comparison_lists import Questions
 from benchmarks.tiny_comparison import answer_recall
 from subtoken_train.datasets.recall import RecallTask
 from subtoken_train.datasets.records import InstructionRecords
-from subtoken_train.datasets.scene_files import write_scene_split
+from subtoken_train.datasets.scenes import write_scene_split
 from subtoken_train.evaluation.runner.data_file import answer_records, run_of
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import load_family

@@ -213,7 +213,7 @@ _WRITES = re.compile(
 _INTO = {
     "the one place": "outputs",
     "new_folder": "artifact/fetch cli/axes evaluation/diagnostics evaluation/eviction_diagnosis",
-    "whole_folder": "artifact/folder artifact/whole_folder cli/init datasets/english datasets/scene_files",
+    "whole_folder": "artifact/folder artifact/whole_folder cli/init datasets/english datasets/scenes",
     "whole_file": "cli/generate inference/cache_file",
     "bytes in memory": "calibrating/heads cli/fit_course evaluation/charts plugins/lmms_eval",
     "a text": "evaluation/reporting/exports evaluation/tasks/video inference/model training/trained_tensors",

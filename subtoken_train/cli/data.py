@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
             write_samples(out, overwrite=args.overwrite)
         else:
             check_range("--seed", args.seed, 0, MAX_SEED)
-            from subtoken_train.datasets.scene_files import write_scenes
+            from subtoken_train.datasets.scenes import write_scenes
 
             write_scenes(out, train=args.train, dev=args.dev, test=args.test, seed=args.seed, overwrite=args.overwrite)
         print(f"written to {out}")

@@ -10,7 +10,7 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, Offl
 
 from subtoken_train.artifact.card import CardColumn, CardSections, Evaluation, Score, model_card
 from subtoken_train.artifact.hub import hub_errors
-from subtoken_train.datasets.scene_files import write_scenes
+from subtoken_train.datasets.scenes import write_scenes
 from tests.support.hub_server import Hub, Session
 from tests.support.places import recipe
 from tests.support.sampling import sampled

@@ -18,7 +18,7 @@ from subtoken_train.calibrating.layers import (
 )
 from subtoken_train.calibrations import write_calibration
 from subtoken_train.cli.main import main
-from subtoken_train.datasets.scene_files import write_scenes
+from subtoken_train.datasets.scenes import write_scenes
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evictions.h2o import LayerShares, PrefixKV
 from subtoken_train.inference.compression import Compression, compression_of

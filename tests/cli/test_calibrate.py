@@ -7,7 +7,7 @@ import torch
 
 from subtoken_train import SubTokenModel
 from subtoken_train.cli.main import main
-from subtoken_train.datasets.scene_files import write_scenes
+from subtoken_train.datasets.scenes import write_scenes
 from subtoken_train.evictions import build_eviction
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.family import check_calibration

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from subtoken_train.cli.main import main
-from subtoken_train.datasets.scene_files import write_scenes
+from subtoken_train.datasets.scenes import write_scenes
 from tests.support.commands import refused
 from tests.support.places import ROOT
 from tests.support.sampling import sampled

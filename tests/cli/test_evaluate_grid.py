@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from subtoken_train.cli.main import main
-from subtoken_train.datasets.scene_files import write_scene_split
+from subtoken_train.datasets.scenes import write_scene_split
 from subtoken_train.evaluation.reporting.score_tables import PAPER_TASKS
 from subtoken_train.evaluation.results import Manifest, read_samples
 from subtoken_train.evaluation.runner import spec as suites

@@ -14,7 +14,7 @@ from subtoken_train import SubTokenModel
 from subtoken_train.cli.fit_course import export
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
-from subtoken_train.datasets.scene_files import write_scenes
+from subtoken_train.datasets.scenes import write_scenes
 from subtoken_train.training.checkpoints import Marker, begin, seal
 from subtoken_train.training.trained_tensors import shapes_of
 from tests.support.commands import printed, refused

@@ -10,7 +10,7 @@ import yaml
 
 from checkpoints.tiny_llava import build_processor
 from subtoken_train.cli.preview import sample_lines
-from subtoken_train.datasets.scene_files import write_scene_split
+from subtoken_train.datasets.scenes import write_scene_split
 from subtoken_train.types import Batch, Region
 from tests.support.commands import printed
 from tests.support.places import ROOT, recipe

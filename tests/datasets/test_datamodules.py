@@ -13,7 +13,7 @@ from subtoken_train.datasets.corpus import CorpusSource, load_rows, read_blocks
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.datamodule import InstructionDataModule, RecallDataModule
 from subtoken_train.datasets.image_sources import MOST_PIXELS
-from subtoken_train.datasets.scene_files import write_scene_split
+from subtoken_train.datasets.scenes import write_scene_split
 from subtoken_train.types import Region
 from tests.support.sampling import sampled
 from tests.support.training_memory import fit

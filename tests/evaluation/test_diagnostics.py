@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from subtoken_train.datasets.records import InstructionRecords
-from subtoken_train.datasets.scene_files import write_scenes
+from subtoken_train.datasets.scenes import write_scenes
 from subtoken_train.evaluation import diagnostics
 from subtoken_train.evaluation.runner.cell import record_prompts
 from subtoken_train.routing import RoutingConfig

@@ -25,7 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from checkpoints.tiny_llama import build_tokenizer
 from subtoken_train.benchmarking.rounds import LiveTensors, tensors_of
-from subtoken_train.datasets.scene_files import write_scenes
+from subtoken_train.datasets.scenes import write_scenes
 from subtoken_train.engine.build import assemble
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.modes import enable_checkpointing

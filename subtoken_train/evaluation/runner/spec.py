@@ -131,7 +131,7 @@ def _task(entry: object) -> TaskSpec:
 
 def suite(name: str, out: Path, **overrides: Any) -> list[Grid]:
     """Return the grids of a suite, with one results folder for all; the scenes are written below it, once."""
-    from subtoken_train.datasets.scene_files import write_scene_split
+    from subtoken_train.datasets.scenes import write_scene_split
 
     check_word("suite", name, SUITES)
     grids = [read_grid(resource(f"recipes/eval/{grid}.yaml"), out=out, **overrides) for grid in SUITES[name]]

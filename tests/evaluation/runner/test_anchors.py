@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from subtoken_train.artifact.folder import identify
-from subtoken_train.datasets.scene_files import write_scene_split
+from subtoken_train.datasets.scenes import write_scene_split
 from subtoken_train.evaluation.reporting.exports import HEADINGS, SPREAD, report_csv
 from subtoken_train.evaluation.reporting.report import cell_text, make_report, sections
 from subtoken_train.evaluation.results import read_samples

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from subtoken_train.datasets.recall import RecallRecords, RecallTask
 from subtoken_train.datasets.records import InstructionRecords
-from subtoken_train.datasets.scene_files import write_scenes
+from subtoken_train.datasets.scenes import write_scenes
 from subtoken_train.evaluation.runner.cell import ONE, Processes, alone, plan_batches, recall_prompts, record_prompts
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.types import Region

@@ -9,8 +9,7 @@ from subtoken_train.artifact.card import model_index, score_table
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.records import InstructionRecords
-from subtoken_train.datasets.scene_files import write_scenes
-from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
+from subtoken_train.datasets.scenes import DESCRIPTION_KINDS, write_scenes
 from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evaluation.runner import data_file
 from subtoken_train.evaluation.runner.data_file import answer_records, read_scores, run_of, verdict_words, written_run

@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from subtoken_train.artifact.folder import identify
-from subtoken_train.datasets.scene_files import write_scene_split
+from subtoken_train.datasets.scenes import write_scene_split
 from subtoken_train.evaluation.results import MANIFEST_FILE, Manifest, read_samples
 from subtoken_train.evaluation.runner.arms import prepare
 from subtoken_train.evaluation.runner.run import run_grid

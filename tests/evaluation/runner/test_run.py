@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from subtoken_train.cli.main import main
-from subtoken_train.datasets.scene_files import write_scene_split, write_scenes
+from subtoken_train.datasets.scenes import write_scene_split, write_scenes
 from subtoken_train.evaluation.reporting.runs import read_results
 from subtoken_train.evaluation.reporting.score_tables import make_tables
 from subtoken_train.evaluation.results import Manifest, read_samples

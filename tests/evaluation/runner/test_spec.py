@@ -103,7 +103,7 @@ def test_processes_that_start_together_write_the_scenes_once(tmp_path, monkeypat
         folder.mkdir()
         (folder / "test.json").write_text("[]")
 
-    monkeypatch.setattr("subtoken_train.datasets.scene_files.write_scene_split", write)
+    monkeypatch.setattr("subtoken_train.datasets.scenes.write_scene_split", write)
     with ThreadPoolExecutor(2) as threads:
         grids = list(threads.map(lambda _: suite("mini", tmp_path), range(2)))
     assert written == [("test", suites.SCENES, 1)]

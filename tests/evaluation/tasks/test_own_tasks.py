@@ -7,7 +7,7 @@ import typing
 import pytest
 from transformers import AutoTokenizer
 
-from subtoken_train.datasets.scene_files import write_scene_split
+from subtoken_train.datasets.scenes import write_scene_split
 from subtoken_train.evaluation.tasks import TASKS, build_task
 from subtoken_train.evaluation.tasks.local import RULES, LocalScores
 from subtoken_train.resources import resource

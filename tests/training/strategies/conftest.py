@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from subtoken_train.datasets.datamodule import InstructionDataModule
-from subtoken_train.datasets.scene_files import write_scenes
+from subtoken_train.datasets.scenes import write_scenes
 from tests.support.helpers import save_backbone
 from tests.support.strategy_runs import Arena
 

@@ -6,8 +6,14 @@ from itertools import combinations
 
 import pytest
 
-from subtoken_train.datasets.scene_files import write_scene_split, write_scenes
-from subtoken_train.datasets.scenes import DESCRIPTION_KINDS, SHORT_KINDS, SPLITS, _glyphs
+from subtoken_train.datasets.scenes import (
+    DESCRIPTION_KINDS,
+    SHORT_KINDS,
+    SPLITS,
+    _glyphs,
+    write_scene_split,
+    write_scenes,
+)
 
 
 def contents(folder):
