@@ -20,7 +20,7 @@ from benchmarks.comparison_tables import Arm, comparison_markdown, read_records
 from benchmarks.recall_questions import recall_cell
 from benchmarks.run_records import add_run, has_run
 from subtoken_train.datasets.recall import RecallRecords, RecallTask
-from subtoken_train.datasets.scene_files import write_scenes
+from subtoken_train.datasets.scenes import write_scenes
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.runner.data_file import Answers, answer_records, answer_samples, run_of, written_run
 from subtoken_train.inference.batched import in_batches

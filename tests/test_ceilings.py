@@ -8,11 +8,11 @@ import pytest
 from tests.support.places import ROOT
 
 CEILINGS = {
-    "lines of the package": 53_297,
+    "lines of the package": 52_312,
     "files of the package": 283,
-    "lines of tests": 55_607,
+    "lines of tests": 54_090,
     "lines of benchmark programs": 5_438,
-    "words of pages": 38_597,
+    "words of pages": 38_571,
     "tracked megabytes": 24.0,
 }
 """What there may be at most."""
