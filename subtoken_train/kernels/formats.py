@@ -1,7 +1,8 @@
 """Formats of stored keys and values: one object says how vectors are stored, read, counted and named.
 
-A new format is a class or a line here (and in ``KVDtype``), its name in ``settings.py``, and its branch in
-``kernels/triton_decode.py`` unless it is not ``fused``. Tests round by hand in ``tests/support/plain_parts.py``.
+A new format is a class here with ``fused = False``, its name in ``KVDtype`` and in ``settings.py``. The fused kernels
+read it once ``triton_decode.py`` has a branch for it. Tests round by hand in ``tests/support/plain_parts.py``, and
+bound the error in ``truth_cells.py``.
 
 Shapes of payloads: [R, c, M, d] with R rows of a block, c heads of a row, M entries, d channels. The pieces of values
 that are stored in part are [n, w], n pieces of w channels, whose scales are those of their entries.
@@ -115,6 +116,9 @@ class Symmetric(Format):
     """Symmetric integers of a byte, or two a byte with the low half first; one fp16 scale per vector."""
 
     rounds = True
+
+    def __post_init__(self) -> None:
+        assert self.bits in (4, 8), "every kernel reads symmetric integers of 4 and 8 bits: others are another class"
 
     def code_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.int8 if self.bits == 8 else torch.uint8

@@ -176,7 +176,8 @@ class FastV(RankingReducer, RankedCuts):
     """FastV (Chen et al., 2024): rank visual tokens by the attention they get from the last prompt token at L_f - 1.
 
     Kept rows stay in order at their original positions. The official code ranks batch element 0 for the whole batch;
-    here every sample ranks its own.
+    here every sample ranks its own. The mean over heads is ``row_attention``'s in the stage ``embeds``, and
+    ``View.attention_row``'s in the stage ``decoder``.
 
     Attributes:
         stage: where it cuts. ``embeds``: a no-grad scout runs the first layers and ranks, then the shortened input
