@@ -12,7 +12,7 @@ CEILINGS = {
     "files of the package": 283,
     "lines of tests": 54_090,
     "lines of benchmark programs": 5_438,
-    "words of pages": 38_571,
+    "words of pages": 38_574,
     "tracked megabytes": 24.0,
 }
 """What there may be at most."""
