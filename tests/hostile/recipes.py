@@ -158,7 +158,7 @@ GRID = Document(
         "arms.0.name": (5, "../x", "a/b", "", ".", "..", []), "arms.0.seed": ("x", 1.5, []), "arms.0.unknown": (1,),
         "arms.0.reducer_options": (5, {"layer": -1}, {"unknown": 1}, []), "arms.0.eviction_options": (5, {"x": 1}, []),
     },
-    loose="arms.0.adapter tasks.0", needed="tasks arms", notation=YAML,
+    loose="arms.0.adapter arms.0.backbone tasks.0", needed="tasks arms", notation=YAML,
     ways="odd odd odd odd changed changed bytes whole",
 )  # fmt: skip
 KEEPS = (0, 0.5, 1, 1.5, "0.5", "0", "20MB", "3tokens", "-3tokens", "NaN", "1e400", "", "5%", HUGE)
