@@ -8,7 +8,7 @@ import pytest
 from tests.support.places import ROOT
 
 CEILINGS = {
-    "lines of the package": 52_317,
+    "lines of the package": 52_318,
     "files of the package": 283,
     "lines of tests": 54_090,
     "lines of benchmark programs": 5_438,

@@ -1,8 +1,8 @@
 """Formats of stored keys and values: one object says how vectors are stored, read, counted and named.
 
-A new format is a class here with ``fused = False``, its name in ``KVDtype`` and in ``settings.py``. The fused kernels
-read it once ``triton_decode.py`` has a branch for it. Tests round by hand in ``tests/support/plain_parts.py``, and
-bound the error in ``truth_cells.py``.
+A new format is a class here (of ``Format``) with ``fused = False``, and its name in ``KVDtype``, ``FORMATS`` and
+``settings.py``; ``fused`` ones have a branch in every kernel. Tests round by hand in ``tests/support/plain_parts.py``,
+bound the error in ``truth_cells.py``, and store it in ``test_packed_truth.py``; ``docs/formats.md`` has a row.
 
 Shapes of payloads: [R, c, M, d] with R rows of a block, c heads of a row, M entries, d channels. The pieces of values
 that are stored in part are [n, w], n pieces of w channels, whose scales are those of their entries.
@@ -33,7 +33,6 @@ BLOCK = 16  # channels of a rotated key whose errors are passed on at once
 LATEST = 32  # last entries of a row, at least, that a format with runs leaves in the model's dtype
 CHANNELS = 32
 """Channels of a value that share a scale and a zero point in such a format; fewer where they do not divide a head."""
-_COUNTS = {2: "two channels a byte", 4: "four channels a byte", 8: "eight channels in three bytes"}
 
 
 def places_of_pieces(stored_n: Tensor, per_head: int, entries: int) -> Tensor:
@@ -79,7 +78,8 @@ class Format:
     def check_width(self, width: int, cut: str) -> None:
         """Raise a ``ValueError`` that ends in ``cut`` unless vectors of ``width`` fill whole stored numbers."""
         if width % self.per_code:
-            raise ValueError(f"{self.name} stores {_COUNTS[self.per_code]}, but {cut}")
+            stored = f"{self.per_code} channels in {self.code_width(self.per_code)} B"
+            raise ValueError(f"{self.name} stores {stored}, but {cut}")
 
     def rounded(self, count: Tensor) -> Tensor:
         """Return how many of so many entries are stored in this format: the first; the others in the model's dtype."""
@@ -118,7 +118,7 @@ class Symmetric(Format):
     rounds = True
 
     def __post_init__(self) -> None:
-        assert self.bits in (4, 8), "every kernel reads symmetric integers of 4 and 8 bits: others are another class"
+        assert self.bits in (4, 8), "no kernel reads symmetric integers of other bits; derive from Format"
 
     def code_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.int8 if self.bits == 8 else torch.uint8

@@ -79,6 +79,7 @@ class _Layout:
         self.of = dtype, width
         self.plain = block.channels is None and all(
             payload.dtype == dtype
+            and payload.format.fused
             and (isinstance(payload.format, Symmetric) if payload.format.rounds else payload.data.dtype == dtype)
             and payload.data.is_contiguous()
             for payload in block.payloads

@@ -64,10 +64,10 @@ def test_stretches_and_choices_are_those_of_the_vectors(bits):
 
 
 REFUSED = {
-    "int4": (3, "int4 stores two channels a byte"),
-    "kivi4": (3, "kivi4 stores two channels a byte"),
-    "kivi2": (2, "kivi2 stores four channels a byte"),
-    "turboquant3": (12, "turboquant3 stores eight channels in three bytes"),
+    "int4": (3, "int4 stores 2 channels in 1 B"),
+    "kivi4": (3, "kivi4 stores 2 channels in 1 B"),
+    "kivi2": (2, "kivi2 stores 4 channels in 1 B"),
+    "turboquant3": (12, "turboquant3 stores 8 channels in 3 B"),
 }
 
 
