@@ -10,7 +10,7 @@ from tests.support.places import ROOT
 CEILINGS = {
     "lines of the package": 52_318,
     "files of the package": 283,
-    "lines of tests": 54_090,
+    "lines of tests": 54_094,
     "lines of benchmark programs": 5_438,
     "words of pages": 38_574,
     "tracked megabytes": 24.0,

@@ -54,7 +54,7 @@ def test_layers_that_one_launch_packs():
 @pytest.mark.slow
 def test_the_equality_matrix():
     """Whole prompts and steps of tiny models, packed and decoded by the fused kernels, are the truth."""
-    interpreted("test_packed_cells.py", SUBTOKEN_KERNEL="triton")
+    interpreted("test_packed_cells.py")
 
 
 needs_assembler = pytest.mark.skipif(not shutil.which(str(PTXAS)), reason="this build of triton has no ptxas")

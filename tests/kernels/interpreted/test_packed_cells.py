@@ -6,6 +6,8 @@ from functools import cache
 import pytest
 
 from subtoken_train.kernels import triton_attention
+from subtoken_train.kernels.choice import VARIABLE
+from subtoken_train.kernels.formats import FORMATS, MODEL
 from tests.support.sampling import Cell, pairwise
 from tests.support.truth_cells import FACTORS, allowed, compression_of, difference
 
@@ -13,9 +15,10 @@ CELLS, STEPS = 100, 2
 
 
 def served(cell: Cell) -> bool:
-    """Not: pages that each step chooses; bf16, whose products the interpreter gets wrong."""
-    eviction = compression_of(cell).eviction
-    return allowed(cell) and cell["precision"] != "bf16" and not (eviction is not None and eviction.reads)
+    """Not: pages that each step chooses; bf16, whose products the interpreter gets wrong; formats without a kernel."""
+    eviction, form = compression_of(cell).eviction, FORMATS.get(cell["precision"], MODEL)
+    served = cell["precision"] != "bf16" and form.fused and not (eviction is not None and eviction.reads)
+    return served and allowed(cell)
 
 
 @cache
@@ -30,6 +33,7 @@ def test_there_are_enough():
 
 @pytest.mark.parametrize("number", range(CELLS))
 def test_fused_steps_are_the_truth(number, monkeypatch):
+    monkeypatch.setenv(VARIABLE, "triton")
     calls = []
     fused = triton_attention.fused_decoding
     monkeypatch.setattr(triton_attention, "fused_decoding", lambda *args: calls.append(1) or fused(*args))
