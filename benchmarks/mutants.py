@@ -224,8 +224,8 @@ def again(record: Sequence[dict[str, Any]]) -> tuple[list[Job], list[dict[str, A
         else:
             module = mutant.file.removesuffix(".py").replace("/", ".")
             known = each["test"]
-            made = f"def {known.rpartition('::')[2].partition('[')[0]}("  # its file may have another name now
-            near = {known.partition("::")[0], *(file for file, text in tests.items() if module in text or made in text)}
+            head = f"def {known.rpartition('::')[2].partition('[')[0]}("  # its file may have another name now
+            near = {known.partition("::")[0], *(file for file, text in tests.items() if module in text or head in text)}
             tried = sorted((name for name in quick if name.partition("::")[0] in near), key=partial(_apart, known))
             jobs.append((mutant, tried[:MANY], [known] if known in slow else []))
     return jobs, rest

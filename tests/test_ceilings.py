@@ -12,7 +12,7 @@ CEILINGS = {
     "files of the package": 283,
     "lines of tests": 54_094,
     "lines of benchmark programs": 5_438,
-    "words of pages": 38_574,
+    "words of pages": 38_571,
     "tracked megabytes": 24.0,
 }
 """What there may be at most."""

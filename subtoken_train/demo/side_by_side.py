@@ -31,9 +31,9 @@ from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Batch, Plan
 
 Seen = Image.Image | str
-"""What is asked about."""
+"""Holds what is asked about: a picture, or a text."""
 Say = Callable[[str], None]
-"""Where pieces of an answer go."""
+"""Takes the next piece of an answer."""
 
 
 class SideAnswer(NamedTuple):

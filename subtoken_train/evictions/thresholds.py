@@ -133,7 +133,7 @@ def scale_of(method: Eviction) -> Scale:
 
 @dataclass
 class Older:
-    """What a threshold decides on in each prompt, int64 [B]: ``among``, ``kept`` of them; ``safe`` stay anyway."""
+    """Counts what a threshold decides on in a prompt, int64 [B]: ``among``, ``kept`` of them; ``safe`` stay anyway."""
 
     among: Tensor
     kept: Tensor

@@ -260,7 +260,7 @@ class EvictionPass:
         return (torch.minimum(whole_B, most_B) + beside_B).to(here)
 
     def _budget(self, regions_BM: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What competes in a layer, bool [B, M]; how much may stay, fp64 and int64 [B]; how much competes."""
+        """Return what competes in a layer, bool [B, M]; how much may stay, fp64 and int64 [B]; how much competes."""
         competes_BM = self.compression.in_scope(regions_BM) & ~self._last_row(regions_BM)
         exact_B = self._exact(regions_BM, competes_BM)
         return competes_BM, exact_B, self._whole(exact_B), competes_BM.sum(-1)
