@@ -98,7 +98,8 @@ def _of_key(plan: SettingsPlan, name: str) -> Schema:
     if name in plan.defaults and (group_of(hint) is None or default is None):
         plain = isinstance(default, str | int | float | list | Mapping | None)
         schema["default"] = list(default) if isinstance(default, tuple) else default if plain else str(default)
-    said = dict(_SAID.findall(inspect.getdoc(plan.kind) or "")) if inspect.isclass(plan.kind) else {}
+    kinds = reversed(plan.kind.__mro__) if inspect.isclass(plan.kind) else ()
+    said = dict(pair for kind in kinds for pair in _SAID.findall(inspect.cleandoc(kind.__doc__ or "")))
     return schema | ({"description": " ".join(said[name].split())} if name in said else {})
 
 

@@ -52,11 +52,8 @@ def read_exactly(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor
     shapes = read_shapes(path)
     missing, extra = sorted(set(expected) - set(shapes)), sorted(set(shapes) - set(expected))
     if missing or extra:
-        first = ([name[:80] for name in names[:2]] for names in (missing, extra))
-        raise ValueError(
-            f"{path} does not fit this model: {len(missing)} tensors missing {next(first)}, "
-            f"{len(extra)} not expected {next(first)}"
-        )
+        lacks, odd = (f"{len(names)} tensors {[name[:80] for name in names[:2]]}" for names in (missing, extra))
+        raise ValueError(f"{path} does not fit this model: {lacks} are missing, {odd} are not expected")
     for name, shape in shapes.items():
         if 0 in shape or shape != list(expected[name].shape):
             raise ValueError(f"{path}: tensor {name} has shape {shape}, expected {list(expected[name].shape)}")
@@ -96,8 +93,9 @@ _SINCE = {
 _TRAINING = {"name": str, "steps": int, "seed": int | None, "distillation": dict[str, Any], "loss": dict[str, Any]}
 """Keys of ``training`` that are read beside the card."""
 
-_BROUGHT: list[Registry[Any]] = [FAMILIES, REDUCERS, EVICTIONS, SELECTORS]
-_REGISTRIES = dict(zip(("family", "reducer", "eviction", "selector"), _BROUGHT, strict=True))
+_REGISTRIES: dict[str, Registry[Any]] = {
+    "family": FAMILIES, "reducer": REDUCERS, "eviction": EVICTIONS, "selector": SELECTORS
+}  # fmt: skip
 _REQUIREMENT = re.compile(r"(?P<package>[A-Za-z0-9][\w.-]{0,127})==[A-Za-z0-9][\w.+!-]{0,127}", re.ASCII)
 
 

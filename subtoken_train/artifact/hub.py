@@ -107,17 +107,10 @@ def check_destination(destination: Destination) -> None:
     api = HfApi()
     with hub_errors(repo_id):
         user = api.whoami()
-        allowed, whose = (
-            [user["name"], *(org["name"] for org in user.get("orgs", []))],
-            f"the token of {user['name']!r}",
-        )
-        names, role = (
-            ", ".join(f"{name}/..." for name in allowed),
-            user.get("auth", {}).get("accessToken", {}).get("role"),
-        )
-        stranger = repo_id.split("/", maxsplit=1)[0] not in allowed
+        allowed, whose = [each["name"] for each in (user, *user.get("orgs", []))], f"the token of {user['name']!r}"
+        names, role = "/..., ".join(allowed), user.get("auth", {}).get("accessToken", {}).get("role")
         refuse(
-            (stranger, f"{whose} may not write to {repo_id}; allowed: {names}"),
+            (repo_id.partition("/")[0] not in allowed, f"{whose} may not write to {repo_id}; allowed: {names}/..."),
             (role == "read", f"{whose} can only read; use one that can write to {repo_id}"),
         )
         try:

@@ -1,11 +1,9 @@
 """Turns the forms in which people keep conversations into LLaVA's: the one place that knows any other.
 
-    {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}], "image": ...}  LLaVA, ShareGPT
-    {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}], "images": [...]}  OpenAI
-
-Either list may have either pair of keys, and either key may name the images. A content is a text or a list of parts. A
-system text, the first message or beside the list, goes in front of the first question; for a language model it stays a
-turn. A message that is not learnt becomes a turn with ``"loss": false``. Nothing is downloaded.
+LLaVA and ShareGPT: ``conversations`` of ``from`` (human, gpt) and ``value``, ``image``; OpenAI: ``messages`` of
+``role`` (user, assistant) and ``content``, ``images``. Either list may have either pair of keys and either key of
+images; a content is a text or a list of parts. A system text goes in front of the first question; for a language model
+it stays a turn. A message that is not learnt becomes a turn with ``"loss": false``. Nothing is downloaded.
 """
 
 from typing import Any

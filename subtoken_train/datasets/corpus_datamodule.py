@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from subtoken_train.datasets import corpus
 from subtoken_train.datasets.chats import ChatLimits, asked_words, cached_chats, iterate_chats, reads_chats, wholly_read
 from subtoken_train.datasets.corpus import CorpusSource
-from subtoken_train.datasets.ordered import OrderedDataModule, SizedRecords
+from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.datasets.record_format import said_turns
 from subtoken_train.datasets.text_batches import TextSample, collate_text, padding_id
 from subtoken_train.datasets.unknown_tokens import SomeTexts, first_texts
@@ -40,10 +40,6 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
         context_length: tokens of the context, less than ``block_length``; of a chat at most.
         prefix_tokens: tokens of the query region that are read but not predicted; of a chat the longest question that
             asks as a whole, and how much of a longer one asks.
-        batch_size: training blocks per process and step of the data loader.
-        val_batch_size: validation blocks per process and step; default: ``batch_size``.
-        num_workers: processes that make batches beside training; 0: in the training process.
-        seed: of the shuffling.
         as_asked: learn of each chat the last answer alone, right behind the prompt with which a model is asked for it.
         chat_template_kwargs: variables for the chat template, as ``enable_thinking``; ask with the same ones.
     """
@@ -132,8 +128,7 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
         pad_id = padding_id(self.family.tokenizer)
         return lambda samples: collate_text(samples, pad_id)
 
-    def sizes(self, records: SizedRecords[TextSample]) -> NDArray[np.int64] | None:
-        assert isinstance(records, TokenisedRows)
+    def sizes(self, records: TokenisedRows) -> NDArray[np.int64] | None:
         return records.sizes() if self.group_by_length else None
 
     def _tokenised(self, rows: Dataset, source: CorpusSource) -> TokenisedRows:

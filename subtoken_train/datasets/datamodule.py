@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from subtoken_train.datasets import image_sources as media
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.english import documents
-from subtoken_train.datasets.ordered import OrderedDataModule, SizedRecords
+from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.datasets.recall import RecallRecords, RecallSample, RecallTask, check_num_facts
 from subtoken_train.datasets.records import InstructionRecords, Record
 from subtoken_train.datasets.text_batches import collate_text, padding_id
@@ -35,10 +35,6 @@ class InstructionDataModule(OrderedDataModule[Record]):
         max_video_frames: frames of a video that are opened at most, evenly spaced.
         val_file: records of the validation loss; default: no validation.
         max_length: tokens per sample, visual ones included; longer samples are cut at the right.
-        batch_size: training records per process and step of the data loader.
-        val_batch_size: validation records per process and step; default: ``batch_size``.
-        num_workers: processes that decode images and tokenise beside training; 0: in the training process.
-        seed: of the shuffling.
         group_by_length: fill each training batch with records of like size (images, then text length). With or without
             it, a batch holds records with images only, or without.
     """
@@ -101,8 +97,7 @@ class InstructionDataModule(OrderedDataModule[Record]):
     def some_texts(self, tokenizer: Any) -> SomeTexts:
         return self.training_records.some_texts()
 
-    def sizes(self, records: SizedRecords[Record]) -> NDArray[np.int64]:
-        assert isinstance(records, InstructionRecords)
+    def sizes(self, records: InstructionRecords) -> NDArray[np.int64]:
         return records.sizes()
 
     def collator(self) -> Collator:
@@ -119,10 +114,6 @@ class RecallDataModule(OrderedDataModule[RecallSample]):
         num_questions: facts asked, at most ``num_facts``.
         train_samples: training samples; each is a pure function of the seed and its number.
         val_samples: samples of the validation loss; 0: no validation.
-        batch_size: training samples per process and step of the data loader.
-        val_batch_size: validation samples per process and step; default: ``batch_size``.
-        num_workers: processes that make batches beside training; 0: in the training process.
-        seed: of the samples and their order.
     """
 
     def __init__(

@@ -1,9 +1,8 @@
 """Key-value recall over English: the embedded language model's world.
 
-The context states facts among English sentences ("Code baran amber falcon."); the query region names some of them
-("Codes of baran, calek?") and the answer restates name and code of each, in the order asked. A code is an adjective and
-a noun, drawn anew for each sample; adjectives are different within one (alike, a small model recalls 80 % of 24 facts
-instead of all). Everything is a pure function of the random generator, and the context has an exact number of tokens.
+The context states facts among English sentences ("Code baran amber falcon."); the query region names some ("Codes of
+baran, calek?") and the answer restates them in order. A code is an adjective and a noun, adjectives all different
+within a sample (else a small model recalls 80 % of 24 facts). All is a pure function of the random generator.
 """
 
 import re

@@ -50,7 +50,8 @@ def build_page(models: SideBySide) -> gr.Blocks:
         (shown_first, asked_first), alone = samples[0], models.sides[1].title == "compressed"
         with gr.Row():
             with gr.Column():
-                about = _picture(shown_first) if models.sees_images else _text(shown_first)
+                texted = {"label": "text", "lines": 8, "max_lines": 12, "elem_id": "text"}
+                about = _picture(shown_first) if models.sees_images else gr.Textbox(shown_first, **texted)
             with gr.Column():
                 question = gr.Textbox(asked_first, label="question", elem_id="question")
                 settings = _settings(compresses=alone, reads=not models.sees_images)
@@ -88,10 +89,6 @@ def build_page(models: SideBySide) -> gr.Blocks:
             draw, [answers, layer, dark], [*tokens, *groups], trigger_mode="always_last", api_name=False, **shown
         )
     return page
-
-
-def _text(text: str) -> gr.Textbox:
-    return gr.Textbox(text, label="text", lines=8, max_lines=12, elem_id="text")
 
 
 def _picture(shown: str) -> gr.Image:

@@ -1,17 +1,16 @@
 """Diagnosis of a routed arm on real prompts: the paper's Figure 1 and the usage of groups.
 
-Figure 1 shows how many groups K_j a token keeps under a *global* budget. A router with another budget is shown there as
-it would allot a global one of the same size, since its own K_j are given beforehand; all else is under its own budget.
-Reducer and routers as at inference; nothing that is decided reads an answer. Values are zeroed, nothing is packed.
+Figure 1 shows how many groups K_j a token keeps under a *global* budget; a router with another budget is shown as it
+would allot a global one of the same size. Values are zeroed, nothing is packed, and nothing reads an answer.
 
-Files: ``figure1a.csv`` has K_j under a global budget (tokens by kept groups, all layers and each), ``figure1b.csv`` the
-mean K_j by relevance rank within the prompt, all layers together, ``groups.csv`` each layer's share of the kept (token,
-group) pairs by group, ``layers.csv`` each layer's budget and spread of the usage.
+Files: ``figure1a.csv`` tokens by K_j, of all layers and each; ``figure1b.csv`` the mean K_j by relevance rank within
+the prompt; ``groups.csv`` each group's share of a layer's kept pairs; ``layers.csv`` budget and spread of each layer.
 
 Legend: B batch, N positions after the reducer, S value groups, L routed layers, R ranks (tokens of one prompt).
 """
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from subtoken_train.engine.attention_rows import region_attention
@@ -76,16 +75,12 @@ def observe(backbone: CompressedBackbone, batch: Batch, with_relevance: bool = F
     assert bank is not None
     hidden: dict[int, Tensor] = {}
 
-    def keep_hidden(layer: int, module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        hidden[layer] = args[0]
-
-    # a scout runs the lowest layers first; the routed run comes last and overwrites what they left
-    handles = [layer.register_forward_pre_hook(partial(keep_hidden, index)) for index, layer in enumerate(layers)]
-    try:
+    with ExitStack() as stack:
+        for index, layer in enumerate(layers):
+            # a scout runs the lowest layers first; the routed run comes last and overwrites what they left
+            keep = partial(lambda index, _, args: hidden.update({index: args[0]}), index)
+            stack.callback(layer.register_forward_pre_hook(keep).remove)
         result = backbone.run(batch, pad_left=True)
-    finally:
-        for handle in handles:
-            handle.remove()
     state = result.state
     assert state is not None
     found = Observation({}, {})

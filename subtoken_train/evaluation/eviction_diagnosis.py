@@ -1,13 +1,12 @@
-"""Diagnosis of an eviction: how well it foresees what is read later, per layer, and how sparse the reading is.
+"""How well an eviction foresees what is read later, per layer, and how sparse the reading is (VL-Cache's figures).
 
-It shows VL-Cache's figures for any method: sparsity of a layer's attention in the prompt (all rows, and those that ask)
-and while generating, with Pearson's correlation of the two over layers (Figure 2); the share of the entries read most
-that the method keeps (hit rate, Figure 3); how much of what is read, and of the entries read most, is image or context
-(Figure 9, equations 3 to 5). Beside them the share of the attention that its choice keeps, of the entries that compete.
+Sparsity of a layer's attention in the prompt and while generating, and their correlation over layers (Figure 2); the
+share of the entries read most that the method keeps (hit rate, Figure 3); how much of what is read is image or context
+(Figure 9, equations 3 to 5); beside them the share of the attention that its choice keeps.
 
-An eviction scores and plans as it would, but nothing is let go: tokens are generated greedily from everything that the
-prompt left (after reducer and routers), and the attention that they pay to its entries is summed up, as a mean over the
-query heads of a key-value head, or of all where heads share a set.
+An eviction scores and plans as it would, but nothing is let go: tokens are generated greedily from all that the prompt
+left (after reducer and routers), and the attention that they pay to its entries is summed up, a mean over the query
+heads of a key-value head, or over all where heads share a set.
 
 Legend: B batch, N rows of a layer's cache, T tokens since the prompt, H query heads, h key-value heads (1 where all
 heads share a set), d head width, L layers.

@@ -1,12 +1,10 @@
 """Text tasks that are scored by log-likelihoods: MMLU's letters, and WikiText's perplexity after a context.
 
-MMLU (Hendrycks et al., arXiv:2009.03300), scored as lm-evaluation-harness's ``acc``: the Hub's Parquet form, or CSV
-files ``dev/SUBJECT_dev.csv`` and ``test/SUBJECT_test.csv``: the authors' (no header, letters), or with a header and
-indices. WikiText (Merity et al., 2016): the articles of the test split make one stream of text, cut into windows of
-words (what white space separates) that do not overlap: a context, a short prefix of the query region, and the words
-that are scored; the prefix is read in full and chooses what is kept of the context, so that nothing that is scored
-takes part in the choice. What is left at the end is dropped. lm-eval's ``wikitext`` undoes WikiText's own tokenisation
-first and scores every word, so figures compare with others of this task only; perplexity is defined as there.
+MMLU (Hendrycks et al., arXiv:2009.03300), scored as lm-evaluation-harness's ``acc``; read as Parquet, or as CSV files
+``dev/SUBJECT_dev.csv`` and ``test/SUBJECT_test.csv``, the authors' (no header, letters) or with header and indices.
+WikiText (Merity et al., 2016): the test split is one text, cut into windows of words that do not overlap: a context, a
+short prefix that is read in full and chooses what is kept, and the words that are scored. lm-eval's ``wikitext`` undoes
+WikiText's tokenisation first and scores every word, so figures compare with others of this task only.
 """
 
 import math

@@ -2,8 +2,8 @@
 
     {"image": "cat.png", "question": "What is this?", "answers": ["cat", "a cat"], "metric": "exact_match"}
 
-``image`` is a path relative to the file, or a list of paths, or absent; ``id`` (default: the line's number) and
-``kind`` are optional. Two tasks read the same format: ``local`` for models that see, ``local_text`` for others.
+``image`` is a path relative to the file, or a list, or absent; ``id`` and ``kind`` are optional. ``local`` is for
+models that see, ``local_text`` for others.
 """
 
 from abc import abstractmethod

@@ -1,8 +1,7 @@
 """Six of RULER's tasks that need no other text, and a map of needles (Kamradt, 2023): texts made here, at their length.
 
-They are a pure function of a random generator and a size. Wording, structure and answers are RULER's (its ``niah.py``,
-``variable_tracking.py``, ``common_words_extraction.py``, ``freq_words_extraction.py``); its words are not, so scores
-compare with others over the same texts, not with published ones. A map hides a number at depths of texts of some
+They are a pure function of a random generator and a size. Wording, structure and answers are RULER's; its words are
+not, so scores compare over the same texts, not with published ones. A map hides a number at depths of texts of some
 lengths, in RULER's noise or a file's sentences. Not here: Kamradt's own needle and essays, and his judge.
 """
 

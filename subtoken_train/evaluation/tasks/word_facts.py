@@ -1,8 +1,8 @@
 """Facts in words, hidden in plain prose (``Ada moved to Lisbon last spring.``): what a compressed text still knows.
 
-Small language models read such facts where they fail on codes of digits. Texts are made here, a pure function of the
-seed: prose of Python's manual with sentences about people put in at random places, each person and each value once in a
-text. Every fact is asked alone. Not a published benchmark: scores compare over the same options alone.
+Small language models read such facts where they fail on codes of digits. Texts are a pure function of the seed: prose
+with sentences about people at random places, each person and value once. Not a published benchmark: scores compare over
+the same options alone.
 """
 
 import re
@@ -25,13 +25,10 @@ class Template(NamedTuple):
     says: str
     asks: str
     begins: str
-    values: tuple[str, ...]
+    values: list[str]
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
+_words = str.split
 TEMPLATES = {
     "city": Template(
         "{name} moved to {value} last spring.",
@@ -143,17 +140,8 @@ class WordFacts(LongContext):
     def _sample(self, name: str, context: str, kind: str, person: str, value: str) -> Sample:
         asked, begins = (text.format(name=person) for text in TEMPLATES[kind][1:3])
         question = f"\n\n{asked}" if self.chat else f"\n\nQuestion: {asked}\n"
-        prefix = "" if self.chat else f"Answer: {begins}"
-        return Sample(
-            name,
-            context + question + prefix,
-            {"answers": [value], "formula": False},
-            context_characters=len(context) + (len(question) if self.compresses_question else 0),
-            max_new_tokens=24 if self.chat else 8,
-            kind=kind,
-            chat=self.chat,
-            prefix_characters=0 if self.chat else None,
-        )
+        parts, tokens = (context, question, "" if self.chat else f"Answer: {begins}"), 24 if self.chat else 8
+        return self.put(name, parts, {"answers": [value], "formula": False}, max_new_tokens=tokens, kind=kind)
 
 
 def hidden_facts(random: Random, facts: list[str], words: int, prose: tuple[str, ...]) -> str:
@@ -170,9 +158,7 @@ def hidden_facts(random: Random, facts: list[str], words: int, prose: tuple[str,
 
 def sentences(file: str | None) -> tuple[str, ...]:
     """Return the sentences of 3 to 49 words of a text file, or of the embedded English's dev and test splits (None)."""
-    texts = (
-        [text for split in ("dev", "test") for text in documents(split)] if file is None else [read_text(Path(file))]
-    )
+    texts = [*documents("dev"), *documents("test")] if file is None else [read_text(Path(file))]
     parts = re.split(r"(?<=[.!?])\s+", " ".join(" ".join(texts).split()))
     if not (kept := tuple(part for part in parts if 2 < len(part.split()) < 50)):
         raise ValueError(f"{file} has no sentence of 3 to 49 words to hide facts among; give a text in prose")
