@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +19,7 @@ from subtoken_train.kernels.formats import FORMATS, KVDtype
 
 TITLE = "Sub-token routing, side by side"
 NO_EVICTION = "none"
-STYLE = """
-#facts { overflow-x: auto; }
-#facts :is(th, td) { text-align: left; padding: 0.3em 0.7em; }
-@media (min-width: 641px) { #facts :is(th, td) { white-space: nowrap; } }
-.dark #groups img { filter: invert(0.9) hue-rotate(180deg); }
-@media (max-width: 640px) {
-  #facts thead { display: none; }
-  #facts :is(table, tbody) { display: block; border: 0; }
-  #facts tr { display: block; margin-bottom: 0.8em; padding: 0.4em; border-radius: 8px; }
-  #facts tr { border: 1px solid var(--border-color-primary); }
-  #facts td { display: flex; justify-content: space-between; gap: 1em; border: 0; }
-  #facts td { text-align: right; overflow-wrap: anywhere; }
-  #facts td::before { content: attr(data-name); color: var(--body-text-color-subdued); }
-}
-"""
+STYLE = files(__package__).joinpath("page.css").read_text("utf-8")
 """Style for ``launch``: on a phone each row of the facts is a card; drawings on white paper turn dark in the dark."""
 SEEN = (
     "The same question goes to the whole model and to models whose cache is smaller. Below each answer stands what "

@@ -5,8 +5,10 @@ with sentences about people at random places, each person and value once. Not a 
 the same options alone.
 """
 
+import csv
 import re
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from random import Random
 from typing import ClassVar, NamedTuple
@@ -28,71 +30,13 @@ class Template(NamedTuple):
     values: list[str]
 
 
-_words = str.split
+_TEXT = files(__package__).joinpath("word_facts.csv").read_text("utf-8")
 TEMPLATES = {
-    "city": Template(
-        "{name} moved to {value} last spring.",
-        "Where did {name} move last spring?",
-        "Last spring {name} moved to",
-        _words("Lisbon Oslo Vienna Dublin Prague Athens Madrid Warsaw Helsinki Berlin Cairo Lima"),
-    ),
-    "instrument": Template(
-        "Every evening {name} plays the {value} for an hour.",
-        "Which instrument does {name} play every evening?",
-        "Every evening {name} plays the",
-        _words("violin piano guitar trumpet flute cello drums harp clarinet accordion banjo organ"),
-    ),
-    "job": Template(
-        "{name} has worked as a {value} for ten years.",
-        "What is the job of {name}?",
-        "{name} has worked as a",
-        _words("baker nurse carpenter teacher pilot gardener plumber librarian farmer dentist tailor butcher"),
-    ),
-    "animal": Template(
-        "In the yard behind the house {name} keeps a {value}.",
-        "Which animal does {name} keep in the yard?",
-        "In the yard behind the house {name} keeps a",
-        _words("goat donkey rabbit pony duck goose turkey sheep peacock hedgehog llama pig"),
-    ),
-    "drink": Template(
-        "With breakfast {name} always drinks a glass of {value}.",
-        "What does {name} drink with breakfast?",
-        "With breakfast {name} always drinks a glass of",
-        _words("milk cider lemonade water buttermilk cocoa wine beer juice tea coffee kefir"),
-    ),
-    "colour": Template(
-        "{name} drove to the meeting in a {value} car.",
-        "What colour was the car of {name}?",
-        "{name} drove to the meeting in a",
-        _words("red blue green yellow black white silver orange purple brown pink grey"),
-    ),
-    "subject": Template(
-        "At the university {name} studied {value}.",
-        "What did {name} study at the university?",
-        "At the university {name} studied",
-        _words("chemistry history law medicine physics biology geography music philosophy economics theology geology"),
-    ),
-    "month": Template(
-        "The wedding of {name} took place in {value}.",
-        "In which month was the wedding of {name}?",
-        "The wedding of {name} took place in",
-        _words("January February March April May June July August September October November December"),
-    ),
-    "fruit": Template(
-        "At the market {name} bought a bag of {value}.",
-        "What did {name} buy at the market?",
-        "At the market {name} bought a bag of",
-        _words("apples pears plums cherries onions potatoes lemons grapes carrots walnuts apricots figs"),
-    ),
-    "sport": Template(
-        "On Saturdays {name} goes to the club to practise {value}.",
-        "Which sport does {name} practise on Saturdays?",
-        "On Saturdays {name} goes to the club to practise",
-        _words("tennis boxing rowing fencing judo archery swimming golf hockey volleyball wrestling badminton"),
-    ),
+    kind: Template(says, asks, begins, values.split())
+    for kind, says, asks, begins, values in list(csv.reader(_TEXT.splitlines()))[1:]
 }
 """By the kind of sample."""
-PEOPLE = _words(
+PEOPLE = str.split(
     "Ada Boris Clara Daniel Elena Felix Greta Hugo Irene Jonas Karin Lukas Maria Nils Olga Peter Quentin Rosa Stefan "
     "Tanja Ursula Viktor Wanda Xenia Yusuf Zoe Albert Bertha Conrad Dora Emil Flora"
 )
