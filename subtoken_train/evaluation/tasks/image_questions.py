@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from subtoken_train.datasets.image_sources import inside
 from subtoken_train.evaluation.metrics import short_answers
-from subtoken_train.evaluation.metrics.metric import TaskMetric, mean_of
+from subtoken_train.evaluation.metrics.metric import mean_of
 from subtoken_train.evaluation.tasks import files
 from subtoken_train.evaluation.tasks.files import FileRow, read_split, task_source
 from subtoken_train.evaluation.tasks.task import Sample, Task
@@ -104,7 +104,6 @@ def lettered(options: Mapping[str, str] | Iterable[str]) -> str:
 class ChartQA(ImageQuestions):
     """ChartQA (Masry et al., arXiv:2203.10244): questions about charts, written by people or made from captions."""
 
-    scored_by = short_answers.RelaxedAccuracy
     ending = "\nAnswer the question with a single word."
     writers: ClassVar = {"human_test": "human", "augmented_test": "augmented"}
 
@@ -117,16 +116,9 @@ class ChartQA(ImageQuestions):
         return str(self.writers[label])
 
 
-class Pages(ImageQuestions):
-    """DocVQA (Mathew et al., arXiv:2007.00398) and InfographicVQA (arXiv:2104.12756), validation; no OCR words."""
-
-    scored_by = short_answers.ANLS
-
-
 class VizWiz(ImageQuestions):
     """VizWiz-VQA (Gurari et al., arXiv:1802.08218), validation; questions are capitalised as in lmms-eval."""
 
-    scored_by = short_answers.SoftAccuracy
     ending = f"\nWhen the provided information is insufficient, respond with 'Unanswerable'.{SHORT_ANSWER}"
 
     def question(self, row: FileRow) -> str:
@@ -135,8 +127,6 @@ class VizWiz(ImageQuestions):
 
 class OCRBench(ImageQuestions):
     """OCRBench (Liu et al., arXiv:2305.07895): texts, forms, formulas by hand; its score is 1,000 ``accuracy``."""
-
-    scored_by = short_answers.ContainsAnswer
 
     def question(self, row: FileRow) -> str:
         return row.text("question").strip()
@@ -205,8 +195,6 @@ MMStarAccuracy = mean_of("accuracy", lambda said, of: placed(said, of["answer"])
 class ImageChoices(ImageQuestions):
     """A set whose answers are read by a rule of ``LetterAccuracy``."""
 
-    scored_by: ClassVar[type[TaskMetric]] = LetterAccuracy
-
     def reference(self, row: FileRow) -> dict[str, Any]:
         return {"task": self.name, "answer": self.answer(row)}
 
@@ -226,8 +214,6 @@ class AI2D(ImageChoices):
 
 class MMStar(ImageChoices):
     """MMStar (arXiv:2403.20330), options in the question; lmms-eval's words without a stop; one file on the Hub."""
-
-    scored_by = MMStarAccuracy
 
     def question(self, row: FileRow) -> str:
         return row.text("question").strip().replace(" Please answer yes or no.", "") + LETTER_ANSWER.rstrip(".")
@@ -276,8 +262,6 @@ class SEEDBench(ImageChoices):
 class GQA(ImageQuestions):
     """GQA (Hudson & Manning, arXiv:1902.09506): testdev's balanced questions, ``binary`` (yes or no) or ``open``."""
 
-    scored_by = short_answers.ExactMatch
-
     def reference(self, row: FileRow) -> dict[str, Any]:
         return {"answer": self.answer(row)}
 
@@ -305,7 +289,6 @@ class TextVQA(ImageQuestions):
 
     ocr: bool = True
 
-    scored_by = short_answers.SoftAccuracy
     questions: ClassVar = "llava_textvqa_val_v051_ocr.jsonl"
     official: ClassVar = "TextVQA_0.5.1_val.json"
     ocr_line: ClassVar = "Reference OCR token: "
@@ -350,5 +333,4 @@ class VQAv2(ImageQuestions):
 
     split: str = "validation"
 
-    scored_by = short_answers.VQAv2Accuracy
     allowed: ClassVar = {"split": ("validation",)}

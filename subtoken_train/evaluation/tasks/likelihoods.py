@@ -87,7 +87,6 @@ class MMLU(Task):
     num_fewshot: int = 5
     style: str = "lm_eval"
 
-    scored_by = MultipleChoice
     allowed: ClassVar = {"style": ("lm_eval", "hendrycks"), "num_fewshot": range(6)}
 
     def samples(self) -> Sequence[Sample]:
@@ -162,7 +161,6 @@ class WikiText(Task):
     prefix_words: int = 48
     query_words: int = 720
 
-    scored_by: ClassVar[type[TaskMetric]] = Perplexity
     ranges: ClassVar = dict.fromkeys(("context_words", "prefix_words", "query_words"), (1, MAX_TOKENS))
     text_files: ClassVar = ("test.txt", "wiki.test.raw", "wiki.test.tokens")
 
@@ -197,8 +195,6 @@ class OwnText(WikiText):
     context_words: int = 256
     prefix_words: int = 16
     query_words: int = 128
-
-    scored_by = TextLoss
 
     def _text(self) -> str:
         source = task_source(self)

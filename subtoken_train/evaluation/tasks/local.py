@@ -133,7 +133,6 @@ class QuestionLine:
 class LocalQuestions(OwnLines):
     """Questions in one's own format, about images or not."""
 
-    scored_by = LocalScores
     where = (
         'write a .jsonl file with one question a line, {"image": "cat.png", "question": "What is this?", '
         '"answers": ["cat"], "metric": "exact_match"} (metrics: exact_match, contains, relaxed, anls, vqa; image: task '

@@ -205,7 +205,6 @@ class LongBench(LongContext):
 
     sets: tuple[str, ...] = SETS
 
-    scored_by = LongBenchScores
     allowed: ClassVar = {"sets": SETS}
 
     @property
@@ -280,7 +279,6 @@ class LongBenchV2Accuracy(MeanScores):
 class LongBenchV2(LongContext):
     """All questions of v2; the original asks in a chat."""
 
-    scored_by = LongBenchV2Accuracy
     before: ClassVar = "Please read the following text and answer the question below.\n\n<text>\n"
     after: ClassVar = (
         "\n</text>\n\nWhat is the correct answer to this question: $Q$\nChoices:\n(A) $C_A$\n(B) $C_B$\n(C) $C_C$"

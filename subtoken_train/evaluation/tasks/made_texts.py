@@ -22,7 +22,7 @@ from subtoken_train.artifact.hub import check_fetched
 from subtoken_train.datasets.recall import ADJECTIVES, NAMES, NOUNS
 from subtoken_train.documents import read_text
 from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, clipped
-from subtoken_train.evaluation.tasks.ruler import NEW_TOKENS, LongContext, RulerMatch, family, parts_of, ruler_sample
+from subtoken_train.evaluation.tasks.ruler import NEW_TOKENS, LongContext, family, parts_of, ruler_sample
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.families.backbone_config import is_hub_id, resolve
 
@@ -204,7 +204,6 @@ class RulerSynthetic(MadeTexts, LongContext):
     samples_per_task: int = 100
     seed: int = 0
 
-    scored_by = RulerMatch
     allowed: ClassVar = {"tasks": tuple(MAKERS)}
     ranges: ClassVar = {"length": (1, MAX_TOKENS), "samples_per_task": (1, MAX_COUNT)}
     length_option = "length"
@@ -305,7 +304,6 @@ class NeedleMap(MadeTexts, LongContext):
     haystack: str | None = None
     seed: int = 0
 
-    scored_by = RulerMatch
     ranges: ClassVar = {"samples_per_cell": (1, MAX_COUNT), "lengths": (1, MAX_TOKENS), "depths": (0, 1)}
     length_option = "longest"
 

@@ -46,7 +46,6 @@ class MathProblems(Task):
     chat: bool = field(default=False, kw_only=True)
     max_new_tokens: int = field(default=32_768, kw_only=True)
 
-    scored_by = MathAccuracy
     ranges: ClassVar = {"max_new_tokens": (1, 2**20)}
     begins: ClassVar[str]  # word before the problem; an answer that writes it again ends there
     harness: ClassVar[str]  # folder of the harness's tasks that asks the same

@@ -132,8 +132,6 @@ def mathvista_prompt(problem: Mapping[str, Any]) -> str:
 class MathVista(ImageQuestions):
     """Questions with choices or a number, scored by rules where the original asks a language model."""
 
-    scored_by = MathVistaAccuracy
-
     def sample(self, row: FileRow, number: int) -> Sample:
         values = row.values
         if values["answer"] in (None, ""):

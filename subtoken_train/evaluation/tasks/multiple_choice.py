@@ -146,7 +146,6 @@ class MMBench(ImageQuestions):
 
     prompt: str = "llava"
 
-    scored_by = MMBenchScores
     prompts: ClassVar = {
         "llava": ("{}\n", "{question}\n{options}{ending}"),
         "lmms": ("{} ", "{question} There are several options:\n{options}\n{ending}"),
@@ -204,7 +203,6 @@ class ScienceQA(ImageQuestions):
 
     subset: str = "img"
 
-    scored_by = ScienceQAScores
     subsets: ClassVar = {"img": 2017, "full": 4241}
     allowed: ClassVar = {"subset": tuple(subsets)}
 
@@ -298,7 +296,6 @@ MMMUAccuracy = mean_of("accuracy", mmmu_right)
 class MMMU(ImageQuestions):
     """The validation set; the test set has no public answers."""
 
-    scored_by = MMMUAccuracy
     images: ClassVar = tuple(f"image_{number}" for number in range(1, 8))
 
     def sample(self, row: FileRow, number: int) -> Sample:

@@ -119,7 +119,6 @@ class Ruler(LongContext):
     tasks: tuple[str, ...] = RULER_TASKS
     rows_per_task: int = 500
 
-    scored_by = RulerMatch
     allowed: ClassVar = {"tasks": RULER_TASKS}
     ranges: ClassVar = {"length": (1, MAX_TOKENS), "rows_per_task": (1, MAX_COUNT)}
     length_option = "length"

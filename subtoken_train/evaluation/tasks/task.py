@@ -20,7 +20,14 @@ from subtoken_train.typed import shown
 from subtoken_train.types import Turn
 
 Modality = Literal["image", "text"]
-_READ: dict[str, Any] = {"rows": int, "tokens": int, "columns": lambda text: tuple(text.split())}
+
+
+def _named(text: str) -> Any:
+    module, _, name = text.partition(":")
+    return getattr(import_module(f"subtoken_train.evaluation.{module}"), name)
+
+
+_READ: dict[str, Any] = {"rows": int, "tokens": int, "columns": lambda text: tuple(text.split()), "scored_by": _named}
 
 
 @dataclass(frozen=True)
@@ -168,7 +175,6 @@ def __getattr__(name: str) -> type[Task]:
     """Return the class of a row of the table by the row's name."""
     if name not in TASK_ROWS:
         raise AttributeError(f"module {__name__} has no attribute {name!r}")
-    module, _, base = TASK_ROWS[name]["class"].partition(":")
-    kind = getattr(import_module(f"{__package__}.{module}"), base)
+    kind = _named(f"tasks.{TASK_ROWS[name]['class']}")
     made: type[Task] = globals().setdefault(name, type(name, (kind,), {"__module__": __name__}, row=name))
     return made

@@ -13,7 +13,6 @@ import pandas as pd
 
 from subtoken_train.datasets.image_sources import frames_in, spaced
 from subtoken_train.errors import MAX_COUNT
-from subtoken_train.evaluation.metrics.short_answers import Answered
 from subtoken_train.evaluation.results import read_samples
 from subtoken_train.evaluation.tasks.files import FileRow, find_file, read_split, read_table, task_folder
 from subtoken_train.evaluation.tasks.task import Sample, Task
@@ -26,7 +25,6 @@ class VideoTask(Task):
 
     frames: int = 8
 
-    scored_by = Answered
     ranges: ClassVar = {"frames": (1, MAX_COUNT)}
     before: ClassVar[str]  # words before a question
 

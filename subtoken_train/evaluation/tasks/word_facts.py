@@ -16,7 +16,6 @@ from typing import ClassVar, NamedTuple
 from subtoken_train.datasets.english import documents
 from subtoken_train.documents import read_text
 from subtoken_train.errors import MAX_COUNT, MAX_SEED
-from subtoken_train.evaluation.metrics.short_answers import ContainsAnswer
 from subtoken_train.evaluation.tasks.ruler import LongContext
 from subtoken_train.evaluation.tasks.task import Sample
 
@@ -59,7 +58,6 @@ class WordFacts(LongContext):
     seed: int = 0
 
     needs_files: ClassVar[bool] = False
-    scored_by = ContainsAnswer
     ranges: ClassVar = {
         "contexts": (1, MAX_COUNT), "facts": (1, len(TEMPLATES)), "words": (150, 5000), "seed": (0, MAX_SEED)
     }  # fmt: skip

@@ -72,7 +72,6 @@ class POPE(ImageQuestions):
 
     category: str = "all"
 
-    scored_by = POPEScores
     allowed: ClassVar = {"category": ("all", *POPE_CATEGORIES)}
 
     @property
@@ -162,8 +161,6 @@ class MME(ImageQuestions):
     LLaVA and lmms-eval put their words for short answers in the place of every question's own ending. Where two spaces
     are before it, as in seven questions, lmms-eval leaves one, and LLaVA, which is followed here, none.
     """
-
-    scored_by = MMEScores
 
     def sample(self, row: FileRow, number: int) -> Sample:
         category, pair, question = str(row.values["category"]), str(row.values["question_id"]), row.text("question")
