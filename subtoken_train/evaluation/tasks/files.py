@@ -289,7 +289,7 @@ def check_complete(task: Task, samples: Sequence[Sample], limit: int | None) -> 
     if expected is None or found == expected or (limit is not None and found >= limit):
         return
     words = f"task {task.name} has {found:,} of {expected:,} samples in {task.source or task.hub_id}"
-    raise ValueError(f"{words}; get the rest, or limit the run. {task.where}")
+    raise ValueError(f"{words}. Get the rest, or limit the run. {task.where}")
 
 
 def check_samples(task: Task, samples: Sequence[Sample]) -> None:

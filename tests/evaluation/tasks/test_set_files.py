@@ -140,7 +140,7 @@ def test_a_partial_set_is_refused(folder, monkeypatch):
     files.check_complete(Birds(source=folder), some(3), None)
     next((folder / "data").glob("test-00001*")).unlink()
     assert len(files.read_split(Birds(source=folder), "test", ["question"])) == 2
-    with pytest.raises(ValueError, match=r"has 2 of 3 samples in .*birds; get the rest, or limit the run\."):
+    with pytest.raises(ValueError, match=r"has 2 of 3 samples in .*birds\. Get the rest, or limit the run\."):
         files.check_complete(Birds(source=folder), some(2), None)
     for count, limit, words in ((4, None, "4 of 3 samples"), (1, 2, "1 of 3"), (0, 1, "no sample")):
         with pytest.raises(ValueError, match=rf"birds.* {words}.*hf download"):
