@@ -12,6 +12,7 @@ from subtoken_train.errors import SubTokenWarning
 
 MOVED = {
     "subtoken_train.cli.quiet": "subtoken_train.cli.terminal",
+    "subtoken_train.datasets.corpus_datamodule": "subtoken_train.datasets.datamodule",
     "subtoken_train.datasets.recall_datamodule": "subtoken_train.datasets.datamodule",
     "subtoken_train.datasets.scene_files": "subtoken_train.datasets.scenes",
     "subtoken_train.evaluation.reporting.markdown": "subtoken_train.evaluation.reporting.exports",

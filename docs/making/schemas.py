@@ -16,8 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from subtoken_train.cli.recipe import recipe_plan
 from subtoken_train.cli.recipe_source import KEYS
 from subtoken_train.cli.trainer_parts import KINDS, Nameable
-from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
-from subtoken_train.datasets.datamodule import InstructionDataModule, RecallDataModule
+from subtoken_train.datasets.datamodule import CorpusDataModule, InstructionDataModule, RecallDataModule
 from subtoken_train.evaluation.runner.spec import AXES, Grid
 from subtoken_train.evaluation.tasks import TASKS
 from subtoken_train.evictions import EVICTIONS

@@ -19,8 +19,7 @@ from subtoken_train.artifact.hub import Destination
 from subtoken_train.cli.command_line import FLAGS
 from subtoken_train.cli.recipe_source import RecipeSource, read_source, unknown_key
 from subtoken_train.cli.trainer_parts import ACCELERATORS, KINDS, build_parts, named_parts
-from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
-from subtoken_train.datasets.datamodule import InstructionDataModule, RecallDataModule
+from subtoken_train.datasets.datamodule import CorpusDataModule, InstructionDataModule, RecallDataModule
 from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.engine.compressed_backbone import CompressedBackbone

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
-from subtoken_train.datasets.datamodule import RecallDataModule
+from subtoken_train.datasets.datamodule import CorpusDataModule, RecallDataModule
 from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.engine.build import start_warm
 from subtoken_train.engine.compressed_backbone import CompressedBackbone

@@ -16,8 +16,7 @@ from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI, recipe_plan
 from subtoken_train.cli.recipe_source import BANDS, KEYS, read_source
 from subtoken_train.cli.trainer_parts import KINDS, SETTINGS, named_parts
-from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
-from subtoken_train.datasets.datamodule import InstructionDataModule, RecallDataModule
+from subtoken_train.datasets.datamodule import CorpusDataModule, InstructionDataModule, RecallDataModule
 from subtoken_train.training.strategies import PRESETS
 from subtoken_train.typed import SettingsPlan
 from tests.support.places import recipe
