@@ -62,7 +62,8 @@ def check_identity(wanted: Identity, found: Identity) -> None:
     """Raise ``ValueError`` if an adapter meets a backbone of another architecture, or one of a GGUF file another."""
     if wanted.digest != found.digest:
         ours, here = (f"{each.path!r} ({each.model_type}, {each.digest[:12]})" for each in (wanted, found))
-        raise ValueError(f"the adapter was trained on {ours}, and the backbone is {here}; load the one that it names")
+        other = f"the adapter was trained on {ours}, but the backbone is {here}"
+        raise ValueError(f"{other}; load the backbone that it names")
     if (file := wanted.revision or "").startswith(_FILE) and found.revision != file:
         ours, here = f"{wanted.path!r} ({file[:19]})", (found.revision or "no GGUF file")[:19]
         words = f"the adapter was trained on the GGUF file {ours}, and {found.path!r} is not that file ({here})"

@@ -312,5 +312,5 @@ def test_another_backbone(adapter, source, tmp_path):
     (other / "config.json").write_text(json.dumps(config))
     elsewhere = BackboneConfig(path=str(other))
     family = layout_family(elsewhere)
-    with pytest.raises(ValueError, match=r"was trained on .*backbone' .*and the backbone is .*other"):
+    with pytest.raises(ValueError, match=r"was trained on .*backbone' .*but the backbone is .*other"):
         read_first_stage(adapter, FASTV, ROUTING, None).tensors(family, elsewhere, add_lora(family, STAGE1))
