@@ -122,12 +122,11 @@ def prefill(
     if compression.eviction is not None:
         eviction = EvictionPass(compression, family, prompts, backbone.reducer, backbone.group_budget)
     packer = LayerPacker(backbone, compression, cache, prompts.input_ids_BN.shape[1])
-    given = backbone, prompts, eviction, packer
     try:
         if compression.prefill_chunk is None:
-            plan = pack_whole(result := run_whole(*given), eviction, packer)
+            plan = pack_whole(result := run_whole(backbone, prompts, eviction, packer), eviction, packer)
         else:
-            result, plan = _chunked(*given, between)
+            result, plan = _chunked(backbone, prompts, eviction, packer, between)
     except torch.OutOfMemoryError:
         raise
     except (AssertionError, RuntimeError) as error:  # as statistics of NaN fail in many ways
