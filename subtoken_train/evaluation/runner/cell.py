@@ -24,9 +24,7 @@ from filelock import Timeout
 from lightning.fabric.utilities import move_data_to_device
 
 from subtoken_train.datasets.collate import Collator
-from subtoken_train.datasets.recall import RecallRecords, RecallTask
-from subtoken_train.datasets.records import InstructionRecords, Record
-from subtoken_train.datasets.text_batches import collate_text, padding_id
+from subtoken_train.datasets.records import Record
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import MAX_TOKENS, at_place
 from subtoken_train.evaluation.metrics.metric import Prediction, TaskMetric
@@ -101,33 +99,6 @@ def _encoded(sample: Sample, family: Family, max_length: int | None) -> text_pro
             prompt, context = text_prompts.in_chat(family, prompt, context)
         text = text_prompts.encode_text(family, prompt, sample.choices, context, max_length=max_length)
         return replace(text, record_id=sample.id)
-
-
-def record_prompts(
-    family: Family, records: InstructionRecords, limit: int, batch_size: int = 16, max_length: int = 2048
-) -> Iterator[Batch]:
-    """Yield the first ``limit`` records in order, the last turn of each without its answer, padded on the left."""
-    collate = Collator(family, max_length, padding_side="left", generation=True)
-    for places in in_batches(range(min(limit, len(records))), batch_size):
-        yield collate([records[i] for i in places])
-
-
-def recall_prompts(
-    family: Family,
-    limit: int,
-    batch_size: int = 16,
-    context_length: int = 512,
-    split: str = "dev",
-    seed: int = 0,
-    answers: bool = False,
-) -> Iterator[Batch]:
-    """Yield ``limit`` contexts of ``context_length`` tokens, each with a question, of key-value recall; and answers."""
-    records = RecallRecords(RecallTask(family.tokenizer, context_length), split, limit, seed)
-    for places in in_batches(range(limit), batch_size):
-        samples = [records[i].text for i in places]
-        if not answers:
-            samples = [replace(sample, input_ids=sample.input_ids[: sample.prompt_length]) for sample in samples]
-        yield collate_text(samples, padding_id(family.tokenizer))
 
 
 @dataclass(frozen=True)
