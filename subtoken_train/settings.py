@@ -66,7 +66,7 @@ _SAID = {
     "max_pixels": "largest image, for models that keep an image's own size (Qwen-VL, InternVL, SmolVLM)",
     "seed": "seed of the reducer, selector or eviction random, or of the selector static",
 }
-_FORMATS = "model|int8|int4|int4_rotated|int8_channel|kivi4|kivi2|turboquant4|turboquant3"
+_FORMATS = "model|int8|int4|int4_rotated|fp8|nvfp4|int8_channel|kivi4|kivi2|turboquant4|turboquant3"
 _NO_FLAG: dict[str, Any] = {"flagged": False, "harness": False}
 
 

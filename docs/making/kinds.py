@@ -73,7 +73,7 @@ EVICTION_KINDS = (
         "local, never that of the prompt's rows. Whether the question is there changes nothing.",
         "The question comes later, and prompts are read in chunks.",
         (
-            *("compactor", "cur", "expected_attention", "keydiff", "knorm", "lagkv", "q_filter", "random"),
+            *("capkv", "compactor", "cur", "expected_attention", "keydiff", "knorm", "lagkv", "q_filter", "random"),
             *("streaming_llm", "triattention"),
         ),
     ),

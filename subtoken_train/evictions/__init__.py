@@ -45,6 +45,7 @@ EVICTIONS: Registry[Eviction] = Registry(
         "look_m": "h2o:LookM",
         "meda": "h2o:MEDA",
         "expected_attention": "queries:ExpectedAttention",
+        "capkv": "queries:CapKV",
         "compactor": "keys:Compactor",
         "keydiff": "keys:KeyDiff",
         "tova": "queries:TOVA",

@@ -235,6 +235,7 @@ class KVzap(PooledBudget):
     online: ClassVar[Online] = Online(rows=0)
     calibrates: ClassVar[type[CalibratedNumbers]] = TokenScorers
     needs: ClassVar[frozenset[Need]] = frozenset({"inputs"})
+    needs_file: ClassVar[bool] = True
 
     calibration: str | None = None
     pool: Pool = "global"
@@ -244,9 +245,6 @@ class KVzap(PooledBudget):
     @cached_property
     def _placed(self) -> dict[tuple[int, torch.device], list[Tensor]]:
         return {}
-
-    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        self.read_numbers("; or use kvzip")
 
     def score(self, view: View) -> Scores:
         place = view.layer, view.key_BhNd.device

@@ -271,6 +271,7 @@ class HeadKV(SnapKV):
     absolute: ClassVar[Scale | None] = None
     calibrates: ClassVar[type[CalibratedNumbers]] = HeadScores
     heads_differ: ClassVar[bool] = True
+    needs_file: ClassVar[bool] = True
 
     window: int | float = window_setting(32)
     kernel: int = kernel_setting(7)
@@ -279,9 +280,6 @@ class HeadKV(SnapKV):
     rows: RowReduction = "mean"
     calibration: str | None = None
     floor: float = setting(0.1, 0, 1)
-
-    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        self.read_numbers()
 
     def score(self, view: View) -> Scores:
         found = super().score(view)

@@ -124,15 +124,6 @@ def mask_entropy(mask_BNS: Tensor, routed_BN: Tensor) -> Tensor:
     return torch.where(largest > 0, ratio.clamp(max=1), 0.0)
 
 
-def choice_entropy(logits_BNS: Tensor, routed_BN: Tensor) -> Tensor:
-    """Return the mean softmax entropy over a token's groups, over log S: 1 undecided, 0 decided (or no token)."""
-    if logits_BNS.shape[-1] == 1:
-        return logits_BNS.new_zeros(())
-    logs_BNS = logits_BNS.float().log_softmax(-1)
-    entropy_BN = -(logs_BNS.exp() * logs_BNS).sum(-1) / math.log(logits_BNS.shape[-1])
-    return entropy_BN.masked_fill(~routed_BN, 0.0).sum() / routed_BN.sum().clamp(min=1)
-
-
 def _binary_entropy(share: Tensor) -> Tensor:
     return -(torch.xlogy(share, share) + torch.xlogy(1 - share, 1 - share))
 

@@ -49,7 +49,7 @@ class Field(IntEnum):
 SHORTEST = 128  # entries of a stretch, at least
 PROGRAMS = 4  # programs for each multiprocessor, about
 
-_CODES = [each.code_dtype(torch.float32) for each in FORMATS.values() if each.rounds]
+_CODES = [each.code_dtype(torch.float32) for each in FORMATS.values() if each.rounds and each.fused]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, *_CODES)  # dtypes that the kernels read
 
 

@@ -39,6 +39,7 @@ KINDS = {
     "int4": OWN | TWO | {"precision": "int4", "keys": "cut"},
     "rotated": OWN | TWO | {"precision": "int4_rotated"},
     "kivi4": OWN | TWO | {"precision": "kivi4", "keys": "cut"},
+    "fp8": LINEAR | TWO | {"precision": "fp8"},
     "kivi2": LINEAR | TWO | {"precision": "kivi2"},
     "turboquant3": LINEAR | TWO | {"precision": "turboquant3"},
     "bf16": {"family": "llava", "eviction": "own_sets", "precision": "bf16"},

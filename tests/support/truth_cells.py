@@ -81,6 +81,8 @@ _TOPS = {
     "int8": 127,
     "int4": 7,
     "int4_rotated": 7,
+    "fp8": 14,
+    "nvfp4": 3,
     "int8_channel": 255,
     "kivi4": 15,
     "kivi2": 3,

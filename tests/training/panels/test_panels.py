@@ -129,7 +129,6 @@ def test_routing_panel_counts_the_tokens_that_a_context_reducer_kept():
     assert NOTES.taken() == {
         "mask_entropy/layer_1": 0.0,
         "group_usage_entropy/layer_1": 0.0,
-        "group_usage_max/layer_1": 1.0,
     }
 
 
