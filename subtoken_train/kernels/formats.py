@@ -1,8 +1,8 @@
 """Formats of stored keys and values: one object says how vectors are stored, read, counted and named.
 
-A new format is a class here (of ``Format``) with ``fused = False``, and its name in ``KVDtype``, ``FORMATS`` and
-``settings.py``; ``fused`` ones have a branch in every kernel. Tests round by hand in ``tests/support/plain_parts.py``,
-bound the error in ``truth_cells.py``, and store it in ``test_packed_truth.py``; ``docs/formats.md`` has a row.
+A new format is a member of ``FORMATS`` below, of a class here or a new one, and its name in ``KVDtype`` of
+``settings.py``. What it does not override it has: no fast kernel, all of torch's. Tests take every member; a new class
+rounds by hand in ``tests/support/plain_parts.py``. ``docs/formats.md`` has a row.
 
 Shapes of payloads: [R, c, M, d] with R rows of a block, c heads of a row, M entries, d channels. The pieces of values
 that are stored in part are [n, w], n pieces of w channels, whose scales are those of their entries.
@@ -20,12 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-KVDtype = (
-    Literal["model", "int8", "int4", "int4_rotated", "fp8", "nvfp4"]
-    | Literal["int8_channel", "kivi4", "kivi2", "turboquant4", "turboquant3"]
-)
+from subtoken_train.settings import KVDtype
+
 Part = Literal["keys", "values", "pieces"]
 
+KERNELS = ("triton_pack", "triton_decode", "native")
 CHUNK = 2**20  # bytes of codes that are dequantised per call
 SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
 """Shares of a rotated key's largest magnitude that its scale is tried with."""
@@ -51,8 +50,12 @@ class Format:
     rotates = False  # true where a layer's keys, its tail's too, and its queries are put into a basis of their own
     mixes = False  # true where the channels of a stored key are mixed: none can be cut, and no page read by them
     run = 1  # consecutive entries of a head whose keys share scales
-    fused = True  # false where the fused kernels do not read it
     left = 0  # first and last layers of a model that stay in its dtype, half of its layers at most
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Fast kernels that write or read it, by their files; torch serves every format."""
+        return () if self.rounds else KERNELS
 
     @property
     def per_code(self) -> int:
@@ -117,6 +120,10 @@ class Symmetric(Format):
 
     rounds = True
 
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        return KERNELS if self.bits in (4, 8) else ()
+
     def code_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.int8 if self.bits == 8 else torch.uint8
 
@@ -137,11 +144,11 @@ class Symmetric(Format):
     def coded(self, numbers: Tensor) -> Tensor:
         """Return what is stored of numbers in units of their scale."""
         codes = numbers.round().clamp(-self.top, self.top).to(torch.int8)
-        return codes if self.bits == 8 else packed_codes((codes + 8).to(torch.uint8), self.bits)
+        return codes if self.bits == 8 else packed_codes((codes + self.top + 1).to(torch.uint8), self.bits)
 
     def decoded(self, data: Tensor) -> Tensor:
         """Return the numbers of ``coded``, fp32."""
-        return (data if self.bits == 8 else unpacked_codes(data, self.bits).view(torch.int8).sub_(8)).float()
+        return (data if self.bits == 8 else unpacked_codes(data, self.bits).view(torch.int8).sub_(self.top + 1)).float()
 
     def store_pieces(self, pieces_nw: Tensor, stored_n: Tensor, sizes: tuple[int, int, int], per_head: int) -> Payload:
         place_n = places_of_pieces(stored_n, per_head, sizes[2])
@@ -163,6 +170,7 @@ class Rotated(Symmetric):
     """
 
     rotates = mixes = True
+    kernels = ("triton_decode", "native")
 
     def store_keys(self, keys: Tensor, feedback: Tensor | None = None) -> Payload:
         wide = keys.float()
@@ -197,7 +205,7 @@ class Rotated(Symmetric):
 class Fp8(Symmetric):
     """Floats of a byte (e4m3, up to 448, to the nearest even) instead of integers."""
 
-    fused, top = False, 448
+    kernels, top = (), 448
 
     def code_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.float8_e4m3fn
@@ -217,7 +225,7 @@ class NVFP4(Symmetric):
     fp16 and each vector's own, or a sample's numbers would hang on its neighbours.
     """
 
-    fused, top, per_code = False, 6 * 448, 16
+    kernels, top, per_code = (), 6 * 448, 16
 
     def code_width(self, width: int) -> int:
         return width * 9 // 16
@@ -296,7 +304,7 @@ class Kivi(AboveZero):
     entry's head.
     """
 
-    run = 32
+    run, kernels = 32, ("triton_decode",)
 
     def rounded(self, count: Tensor) -> Tensor:
         return (count - LATEST).clamp(min=0) // self.run * self.run
@@ -325,12 +333,10 @@ class TurboQuant(AboveZero):
     TurboQuant (Zandieh et al., 2025, arXiv 2504.19874) as vLLM ships it (#38479: ``turboquant_4bit_nc``, ``_3bit_nc``).
     A key of length 1, turned by a Hadamard matrix, has nearly normal channels of variance 1 / d: each takes the nearest
     of ``LEVELS``. What is read back has the key's norm (fp16) again. A value is not turned, and has one scale and zero
-    point. The first two layers and the last two stay in the model's dtype. Not offered: 8-bit keys, the residual bit
-    (QJL). The fused kernels and those in C do not read it.
+    point. The first two layers and the last two stay in the model's dtype. Not offered: 8-bit keys, QJL's residual bit.
     """
 
-    mixes, fused = True, False
-    left = 2
+    mixes, left = True, 2
 
     def scale_shape(self, lead: Sequence[int], width: int, part: Part) -> tuple[int, ...]:
         return (*lead, 1) if part == "keys" else super().scale_shape(lead, width, part)
@@ -421,7 +427,7 @@ def unpacked_codes(data: Tensor, bits: int) -> Tensor:
     words = data if size == 1 else sum(data[..., byte::size].int() << 8 * byte for byte in range(size))
     assert isinstance(words, Tensor)
     parts = [words & mask, *(words >> shift & mask for shift in range(bits, 8 * size - bits, bits))]
-    return torch.stack([*parts, words >> 8 * size - bits], -1).flatten(-2)
+    return torch.stack([*parts, words >> 8 * size - bits], -1).flatten(-2).to(torch.uint8)
 
 
 def _pieces(vectors: Tensor) -> str:

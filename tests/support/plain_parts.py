@@ -230,6 +230,14 @@ E2M1 = [0, 0.5] + [2.0**e * (1 + part / 2) for e in range(3) for part in range(2
 """Numbers from 0 up that a byte and half a byte hold (OCP's formats; the byte's last one stands for no number)."""
 
 
+def steps_up(form: Format) -> int:
+    """The largest number of a vector or block in steps of its codes; of floats, in their largest steps."""
+    if isinstance(form, Fp8 | NVFP4):
+        return 14 if isinstance(form, Fp8) else 3
+    above_zero = isinstance(form, AboveZero) and not isinstance(form, TurboQuant)
+    return 2**form.bits - 1 if above_zero else 2 ** (form.bits - 1) - 1
+
+
 class Rounding:
     """Rounds vectors, and notes how near ``edge`` any number was to the edge of two: of codes, or of fp16's scales.
 
