@@ -9,16 +9,14 @@ Legend: B batch, N rows of a layer's cache (of a context reducer: positions), M 
 width, n layers that add features.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from subtoken_train.engine.attention import Observer
 from subtoken_train.engine.modes import evaluation_mode
 from subtoken_train.engine.prompt_pass import PromptPass, Rows, one_past
 from subtoken_train.engine.spans import RunningPass, run_chunks
@@ -124,32 +122,25 @@ def _token_ids(family: Family, piece: str | Opening, regions_BN: Tensor) -> list
 
 @torch.no_grad()
 def second_pass(
-    family: Family,
-    cache: DynamicCache,
-    entries: list[Tensor],
-    task: TaskRows,
-    observe: Observer,
-    positions: list[Tensor] | None = None,
-) -> None:
-    """Run a task after a prompt and show every layer's attention to ``observe``; the cache is left as it came.
+    family: Family, cache: DynamicCache, result: PromptPass, plan: TaskPlan, observe: Callable[..., None]
+) -> TaskRows:
+    """Run a task after a prompt, show each layer's attention to ``observe``, and return the task's rows.
 
-    Of the keys [B, h, K, d] the prompt's come first; values are the prompt's alone.
-
-    Args:
-        family: in evaluation mode, with ``use_packed_attention``.
-        entries: per layer the rows of the cache that may be seen, bool [B, N].
-        positions: per layer those of the cache's rows, [B, N]; needed where a layer has a window.
+    ``observe`` gets the plan, its rows, the layer, queries, keys [B, h, K, d] of which the prompt's come first, the
+    prompt's values, and the scale. The cache is left as it came. The family uses packed attention.
     """
+    task, held = rows_of_task(family, result, plan), result.layer_rows()
+    entries = [regions_BM != Region.PADDING for _, regions_BM in held]
     hidden_BSD, unpadded = task.hidden_BSD, bool(torch.stack([each.all() for each in (*entries, task.rows_BS)]).all())
-    for layer, entries_BN in enumerate(entries):
+    for layer, (rows, _) in enumerate(held):
         states = cache.layers[layer]
         keys, values = states.keys, states.values
-        earlier = None if positions is None else positions[layer]
-        queries, seen_BK = list[Tensor](), torch.cat([entries_BN, task.rows_BS], 1)
-        further: dict[str, Any] = {"deep_nBND": task.deep_nBSD, "earlier_BM": earlier, "unpadded": unpadded}
+        queries, seen_BK = list[Tensor](), torch.cat([entries[layer], task.rows_BS], 1)
+        further: dict[str, Any] = {"deep_nBND": task.deep_nBSD, "earlier_BM": rows.position, "unpadded": unpadded}
         hidden_BSD = run_chunks(family, cache, layer, hidden_BSD, seen_BK, task.position, BLOCK, queries, **further)
-        observe(layer, queries.pop(), states.keys, values, family.decoder.layers[layer].self_attn.scaling)
+        observe(plan, task, layer, queries.pop(), states.keys, values, family.decoder.layers[layer].self_attn.scaling)
         states.keys, states.values = keys, values
+    return task
 
 
 @torch.no_grad()
@@ -182,11 +173,9 @@ def context_scores(family: Family, reducer: ScoredContext, run: RunningPass) -> 
         family.run_layers(hidden_BMD, rows.visible_BM, rows.position, cache, 0, depth, rows.deep_nBMD)
         result = PromptPass(hidden_BMD, rows, [(0, depth, rows)], embeds_BND=run.embeds_BND, windows=family.windows)
         held = result.layer_rows()
-        entries = [regions_BM != Region.PADDING for _, regions_BM in held]
         for plan in method.tasks(regions_BN):
-            task = rows_of_task(family, result, plan)
+            task = second_pass(family, cache, result, plan, note)
             warn_beyond(family.decoder.config, int(task.position.max()) + 1)
-            second_pass(family, cache, entries, task, partial(note, plan, task), [each.position for each, _ in held])
     return found
 
 

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, get_args
 
 import torch
@@ -24,7 +23,7 @@ from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.modes import watching_inputs
 from subtoken_train.engine.prompt_pass import PromptPass, Rows, are_finite, check_logits, layer_plan
-from subtoken_train.engine.second_pass import rows_of_task, second_pass, task_tokens
+from subtoken_train.engine.second_pass import second_pass, task_tokens
 from subtoken_train.engine.spans import Chunks
 from subtoken_train.errors import SubTokenWarning, check_together, check_word, no_numbers, refuse
 from subtoken_train.evictions.kvzip import TrainedGates
@@ -124,7 +123,8 @@ def prefill(
     packer = LayerPacker(backbone, compression, cache, prompts.input_ids_BN.shape[1])
     try:
         if compression.prefill_chunk is None:
-            plan = pack_whole(result := run_whole(backbone, prompts, eviction, packer), eviction, packer)
+            result = run_whole(backbone, prompts, eviction, packer)
+            plan = pack_whole(result, eviction, packer)
         else:
             result, plan = _chunked(backbone, prompts, eviction, packer, between)
     except torch.OutOfMemoryError:
@@ -168,13 +168,9 @@ def run_whole(
         _warn_of_tasks(prompts, eviction, family)
     result = backbone.run(prompts, cache=dense, pad_left=True, **_watching(eviction, packer))
     if eviction is not None:
-        entries = [regions_BM != Region.PADDING for _, regions_BM in result.layer_rows()]
         for task in eviction.tasks:
-            read = rows_of_task(family, result, task)
-            watch = partial(eviction.observe_task, task, read)
-            positions = [rows.position for rows, _ in result.layer_rows()]
             with family.as_long_as(result.rows.next_position):  # its keys are turned as the prompt's are
-                second_pass(family, dense, entries, read, watch, positions)
+                second_pass(family, dense, result, task, eviction.observe_task)
     return result
 
 

@@ -1,7 +1,5 @@
 """The second pass against plain models that run a prompt and what follows as one sequence: KVCompose and KVzip."""
 
-from functools import partial
-
 import pytest
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
@@ -42,10 +40,8 @@ def scored(backbone, batch, method):
     eviction = EvictionPass(Compression(method, 0.5), family, batch)
     result = backbone.run(batch, cache=dense, pad_left=True, observer=eviction.observe)
     before = [(layer.keys, layer.values) for layer in dense.layers]
-    entries = [regions != Region.PADDING for _, regions in result.layer_rows()]
     for task in eviction.tasks:
-        read = rows_of_task(family, result, task)
-        second_pass(family, dense, entries, read, partial(eviction.observe_task, task, read))
+        second_pass(family, dense, result, task, eviction.observe_task)
     for layer, (keys, values) in zip(dense.layers, before, strict=True):
         assert layer.keys is keys
         assert layer.values is values
