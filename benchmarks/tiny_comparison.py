@@ -55,9 +55,7 @@ def run_arm(arm: ArmPlan, seed: int, trainer: Trainer, asked: Questions | None, 
     else:
         asked = asked or FIRST_CONTEXTS
         run = answer_recall(backbone, RecallTask(backbone.family.tokenizer, **recall), asked)
-        drawn = {
-            **recall, "split": asked.split, "contexts": asked.count, **({"seed": asked.seed} if asked.seed else {}),
-        }  # fmt: skip
+        drawn = recall | {"split": asked.split, "contexts": asked.count} | ({"seed": asked.seed} if asked.seed else {})
         content = json.dumps(drawn, sort_keys=True).encode()
     run = written_run(run, arm=arm.name, data_sha256=hashlib.sha256(content).hexdigest(), **extra)
     del run["predictions"]  # most of a record's bytes, and no table reads them
