@@ -48,7 +48,7 @@ class PromptFile(OwnLines):
     For a model that sees some lines may have no image; of a text, what the default split says may be compressed.
     """
 
-    modality: Modality = "text"  # type: ignore[misc]  # here it is the file's
+    modality: Modality = field(default="text", kw_only=True)  # type: ignore[misc]
     max_new_tokens: int = 64
     chat: bool = False
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
