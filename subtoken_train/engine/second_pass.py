@@ -29,7 +29,7 @@ from subtoken_train.functional.gather import take_rows
 from subtoken_train.reducers.contexts import ScoredContext
 from subtoken_train.routing.bank import RouterBank, RoutingState, Spent
 from subtoken_train.types import Region, before_compressed_ends
-from subtoken_train.view.view import OF_TASKS, Opening, TaskPlan, View
+from subtoken_train.view.view import ABSENT, OF_TASKS, Opening, TaskPlan, View
 
 BLOCK = 1024  # rows that run through a layer at a time
 
@@ -94,13 +94,16 @@ def task_view(
     key: Tensor,
     value: Tensor,
     scale: float,
+    slope_BS: Tensor = ABSENT,
 ) -> View:
     """Return one layer of a task as a method sees it, on the layer's device."""
     about_BM = rows.visible_BM if plan.about_BN is None else take_rows(plan.about_BN, rows.index_BM)
     marks = about_BM & rows.visible_BM, rows.regions_BM, task.rows_BS
     about_BM, regions_BM, asks_BS = (each.to(query.device) for each in marks)
     reach = family.window(layer, torch.cat([rows.position, task.position], -1).to(query.device))
-    return View(layer, query, key, value, regions_BM, scale, OF_TASKS, task_BS=asks_BS, about_BN=about_BM, reach=reach)
+    states, weight = (layer, query, key, value, regions_BM, scale, OF_TASKS), partial(family.output_weight, layer)
+    own = {"task_BS": asks_BS, "about_BN": about_BM, "slope_BS": slope_BS, "output_weight": weight}
+    return View(*states, **own, reach=reach)
 
 
 def task_tokens(family: Family, plan: TaskPlan, regions_BN: Tensor) -> Tensor:
@@ -130,6 +133,7 @@ def second_pass(
     task: TaskRows,
     observe: Observer,
     positions: list[Tensor] | None = None,
+    slopes: bool = False,
 ) -> None:
     """Run a task after a prompt and show every layer's attention to ``observe``; the cache is left as it came.
 
@@ -139,17 +143,28 @@ def second_pass(
         family: in evaluation mode, with ``use_packed_attention``.
         entries: per layer the rows of the cache that may be seen, bool [B, N].
         positions: per layer those of the cache's rows, [B, N]; needed where a layer has a window.
+        slopes: show every layer with ``View.slope_BS``, after the last has run.
     """
     hidden_BSD, unpadded = task.hidden_BSD, bool(torch.stack([each.all() for each in (*entries, task.rows_BS)]).all())
-    for layer, entries_BN in enumerate(entries):
-        states = cache.layers[layer]
-        keys, values = states.keys, states.values
-        earlier = None if positions is None else positions[layer]
-        queries, seen_BK = list[Tensor](), torch.cat([entries_BN, task.rows_BS], 1)
-        further: dict[str, Any] = {"deep_nBND": task.deep_nBSD, "earlier_BM": earlier, "unpadded": unpadded}
-        hidden_BSD = run_chunks(family, cache, layer, hidden_BSD, seen_BK, task.position, BLOCK, queries, **further)
-        observe(layer, queries.pop(), states.keys, values, family.decoder.layers[layer].self_attn.scaling)
-        states.keys, states.values = keys, values
+    size, shown, written = hidden_BSD.shape[1] if slopes else BLOCK, list[Any](), list[Tensor]()
+    show: Observer = (lambda *given: shown.append(given)) if slopes else observe
+    with torch.set_grad_enabled(slopes):
+        hidden_BSD = hidden_BSD.detach().requires_grad_(slopes)
+        for layer, entries_BN in enumerate(entries):
+            states, attention = cache.layers[layer], family.decoder.layers[layer].self_attn
+            keys, values = states.keys, states.values
+            earlier = None if positions is None else positions[layer]
+            queries, seen_BK = list[Tensor](), torch.cat([entries_BN, task.rows_BS], 1)
+            further: dict[str, Any] = {"deep_nBND": task.deep_nBSD, "earlier_BM": earlier, "unpadded": unpadded}
+            given = hidden_BSD, seen_BK, task.position, size, queries
+            with attention.register_forward_hook(lambda *call: written.append(call[2][0]) if slopes else None):
+                hidden_BSD = run_chunks(family, cache, layer, *given, **further)
+            show(layer, queries.pop().detach(), states.keys.detach(), values, attention.scaling)
+            states.keys, states.values = keys, values
+        moved = hidden_BSD[task.rows_BS].float().square().sum()
+        found = torch.autograd.grad(moved, written) if slopes else ()
+    for layer_states, slope_BSD in zip(shown, found, strict=True):
+        observe(*layer_states, slope_BSD.float().norm(dim=-1))
 
 
 @torch.no_grad()
@@ -186,7 +201,8 @@ def context_scores(family: Family, reducer: ScoredContext, run: RunningPass) -> 
         for plan in method.tasks(regions_BN):
             task = rows_of_task(family, result, plan)
             warn_beyond(family.decoder.config, int(task.position.max()) + 1)
-            second_pass(family, cache, entries, task, partial(note, plan, task), [each.position for each, _ in held])
+            watch, positions = partial(note, plan, task), [each.position for each, _ in held]
+            second_pass(family, cache, entries, task, watch, positions, "slopes" in method.needs)
     return found
 
 

@@ -175,7 +175,7 @@ def run_whole(
             watch = partial(eviction.observe_task, task, read)
             positions = [rows.position for rows, _ in result.layer_rows()]
             with family.as_long_as(result.rows.next_position):  # its keys are turned as the prompt's are
-                second_pass(family, dense, entries, read, watch, positions)
+                second_pass(family, dense, entries, read, watch, positions, "slopes" in eviction.method.needs)
     return result
 
 
