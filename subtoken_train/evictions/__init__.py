@@ -38,6 +38,7 @@ EVICTIONS: Registry[Eviction] = Registry(
         "aircache": "vision:AirCache",
         "kvcompose": "kvcompose:KVCompose",
         "kvzip": "kvzip:KVzip",
+        "kvgrad": "kvzip:KVgrad",
         "kvzap": "kvzip:KVzap",
         "quest_steps": "queries:QuestSteps",
         "tgv_kv": "vision:TGVKV",

@@ -30,8 +30,7 @@ class TOVA(Eviction):
     """TOVA (Oren et al., 2024): the entries that the prompt's last row attends to, one set for all heads of a layer.
 
     Source: "Transformers are Multi-State RNNs" (2401.06104) and its code (``tova_cache.py`` @9c7d09b): attention of the
-    last row, mean over all query heads. The paper evicts at every step of decoding, here after ``eviction_every``
-    tokens.
+    last row, mean over all query heads. The paper evicts at every step, here after ``eviction_every`` tokens.
 
     Attributes:
         protect_last: the prompt's last entry always stays, inside the budget (kvpress).
@@ -279,8 +278,8 @@ def future_queries(view: View, sinks: int, future: int, covariance: bool) -> tup
     sinks_BN = view.entries_BN & (view.entries_BN.cumsum(-1) <= sinks)
     counted_BN = view.entries_BN & ~sinks_BN
     count_B11, others_B1N1 = counted_BN.sum(-1).clamp(min=1)[:, None, None], ~counted_BN[:, None, :, None]
-    rotation = view.rotate(view.next_position + torch.arange(future, device=view.next_position.device)).mean()
     query_BHNd = view.unrotated_queries().masked_fill_(others_B1N1, 0.0)
+    rotation = view.rotate(view.next_position + torch.arange(future, device=view.next_position.device)).mean()
     mean_BHd = query_BHNd.sum(2) / count_B11
     found = sinks_BN, counted_BN, rotation.turn(mean_BHd[:, :, None])[:, :, 0]
     if not covariance:

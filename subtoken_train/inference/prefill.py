@@ -170,7 +170,7 @@ def run_whole(
     if eviction is not None:
         for task in eviction.tasks:
             with family.as_long_as(result.rows.next_position):  # its keys are turned as the prompt's are
-                second_pass(family, dense, result, task, eviction.observe_task)
+                second_pass(family, dense, result, task, eviction.observe_task, "slopes" in eviction.method.needs)
     return result
 
 

@@ -165,8 +165,7 @@ class Symmetric(Format):
 class Rotated(Symmetric):
     """``Symmetric`` on keys in a basis of their own, each with the scale of ``SHARES`` that loses least of it.
 
-    With a feedback every channel takes up what the ones before it lost, as QuIP's LDLQ (Chee et al., 2023) and GPTQ do
-    with weights.
+    With a feedback every channel takes up what those before it lost, as QuIP's LDLQ (Chee et al., 2023) and GPTQ do.
     """
 
     rotates = mixes = True
@@ -221,8 +220,7 @@ class Fp8(Symmetric):
 class NVFP4(Symmetric):
     """Blocks of 16 channels: floats of half a byte (e2m1, up to 6, to the nearest even), then their e4m3 scale.
 
-    NVIDIA's NVFP4 (``float4_e2m1fn_x2`` and ``float8_e4m3fn``) has one more scale, fp32, for a whole tensor. Here it is
-    fp16 and each vector's own, or a sample's numbers would hang on its neighbours.
+    NVIDIA's has one more scale, fp32, for a whole tensor; here each vector has its own, fp16, whatever is beside it.
     """
 
     kernels, top, per_code = (), 6 * 448, 16
@@ -300,8 +298,7 @@ class Kivi(AboveZero):
 
     KIVI (Liu et al., 2024; section 3 and ``quant/new_pack.py`` of the release), and the same in 8 bits. Of every head's
     kept entries all full runs before the last 32 are rounded, once, when the prompt is packed. Not theirs: what follows
-    a prompt is never rounded, as a cache can be cropped; pieces of routed values share one zero point and scale per
-    entry's head.
+    a prompt is never rounded, as a cache can be cropped; routed values share a zero point and scale per entry's head.
     """
 
     run, kernels = 32, ("triton_decode",)

@@ -68,8 +68,6 @@ def test_stretches_and_choices_are_those_of_the_vectors(bits):
     whole = payload.read()
     assert (whole is payload.data) == (bits == 0)  # the model's dtype is not copied
     assert torch.equal(payload.narrow(1, 2, 5).read(), whole[:, 2:7])
-    assert payload.narrow(1, 2, 5).data.data_ptr() != payload.data.data_ptr()
-    assert payload.narrow(1, 0, 5).data.data_ptr() == payload.data.data_ptr()
     index = torch.tensor([3, 0, 3])
     assert torch.equal(payload.each(lambda x: x[index]).read(), whole[index])
 
@@ -77,7 +75,6 @@ def test_stretches_and_choices_are_those_of_the_vectors(bits):
 REFUSED = {
     "int4": (3, "int4 stores 2 channels in 1 B"),
     "nvfp4": (8, "nvfp4 stores 16 channels in 9 B"),
-    "kivi4": (3, "kivi4 stores 2 channels in 1 B"),
     "kivi2": (2, "kivi2 stores 4 channels in 1 B"),
     "turboquant3": (12, "turboquant3 stores 8 channels in 3 B"),
 }

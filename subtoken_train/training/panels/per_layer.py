@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
-from subtoken_train.functional.masks import group_usage, mask_entropy, usage_entropy
+from subtoken_train.functional.masks import group_usage, usage_entropy
 from subtoken_train.training import panels
 from subtoken_train.training.module import SubTokenModule
 
@@ -96,18 +96,13 @@ def _by_layer(tag: str, tensors: Mapping[str, Tensor | None]) -> dict[str, Tenso
 
 
 class RoutingPanel(Callback):
-    """Logs group usage and mask entropy per layer, of the last micro-batch of a logging step."""
+    """Logs how evenly groups are used per layer, of the last micro-batch of a logging step."""
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         record = pl_module.last_step if panels.logs_now(trainer, batch_idx) else None
         if record is None or record.state is None or not bool(record.state.routed_BN.any()):
             return
-        found, usages = dict[str, Tensor](), dict[int, Tensor]()
-        for layer, mask_BNS in record.state.masks.items():
-            routed_BN = record.routed(layer)
-            usages[layer] = group_usage(mask_BNS, routed_BN)
-            found[f"mask_entropy/layer_{layer}"] = mask_entropy(mask_BNS, routed_BN)
-        numbers = panels.read_together(found)
-        for layer, usage_S in zip(usages, torch.stack(list(usages.values())).cpu(), strict=True):
-            numbers[f"group_usage_entropy/layer_{layer}"] = usage_entropy(usage_S)
+        masks = record.state.masks
+        usage_LS = torch.stack([group_usage(mask_BNS, record.routed(layer)) for layer, mask_BNS in masks.items()]).cpu()
+        numbers = {f"group_usage_entropy/layer_{n}": usage_entropy(own) for n, own in zip(masks, usage_LS, strict=True)}
         panels.write(trainer, numbers, trainer.global_step)
