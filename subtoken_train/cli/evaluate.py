@@ -127,17 +127,11 @@ def _answer(arm: ArmSpec, records: InstructionRecords, asked: bytes, args: argpa
 def _difference(first: Run, other: Run) -> str:
     from subtoken_train.artifact.card import printed
     from subtoken_train.evaluation.intervals import bootstrap_interval
-    from subtoken_train.evaluation.runner.data_file import measure_names, paired, verdict_words
 
-    both = [name for name in measure_names(first) if name in other["measures"]]
-    found = {"score": paired(first["scores"], other["scores"])}
-    found |= {name: paired(first["measures"][name], other["measures"][name]) for name in both}
-    intervals = {name: bootstrap_interval(pairs) for name, pairs in found.items()}
-    ends = (sum(found["score"]) / len(found["score"]), *intervals["score"])
-    mean, low, high = (printed("score", value, "+") for value in ends)
-    where = f"points on the same {len(first['scores']):,} questions (95 % interval)"
-    verdict = f"by all measures: {verdict_words(intervals)}"
-    return f"{first['arm']} less {other['arm']}: {mean} [{low}, {high}] {where}; {verdict}"
+    pairs = [mine - its for mine, its in zip(first["scores"], other["scores"], strict=True)]
+    mean, low, high = (printed("score", value, "+") for value in (sum(pairs) / len(pairs), *bootstrap_interval(pairs)))
+    where = f"points on the same {len(pairs):,} questions (95 % interval)"
+    return f"{first['arm']} less {other['arm']}: {mean} [{low}, {high}] {where}"
 
 
 GRID_ONLY = ("protocol", "data_root", "anchors", "device", "check")

@@ -4,7 +4,7 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,15 +33,13 @@ from subtoken_train.outputs import write_whole
 from subtoken_train.typed import checked, chosen, shown
 from subtoken_train.types import Batch, Turn
 
-MEASURES = ("token_accuracy", "log_likelihood", "place_f1", "color_f1", "digit_f1")
-"""Order of the measures in tables; more is better. Other figures of a metric follow."""
 Run = dict[str, Any]
 """A run of questions: its budget, and every score and prediction in the order of the questions. ``RUN`` names its keys.
 
 ``kv_bytes``, ``dense_kv_bytes`` and ``unread_bytes`` (what a step of decoding does not read) are sums over all prompts;
 ``nominal_kv`` is what the ledger promises of the compressed region before an eviction, ``realised_kv`` the share of its
-keys and values that stayed, in the model's dtype and without the index. ``measures``: figures beside the score, by name
-(``MEASURES``), one per question, None where it has none.
+keys and values that stayed, in the model's dtype and without the index. ``measures``: figures beside the score, by name,
+one per question, None where it has none.
 """
 SUMS = ("kv_bytes", "dense_kv_bytes", "unread_bytes")
 RUN: dict[str, Any] = {
@@ -152,35 +150,6 @@ def scores_by_kind(run: Run) -> dict[str, list[float]]:
     return {kind: [score for its, score in pairs if its == kind] for kind in dict.fromkeys(run["kinds"])}
 
 
-def measure_names(run: Run) -> list[str]:
-    """Return the measures that a run has, those of ``MEASURES`` first."""
-    named = run["measures"]
-    return [name for name in MEASURES if name in named] + [name for name in named if name not in MEASURES]
-
-
-def paired(first: Sequence[float | None], second: Sequence[float | None]) -> list[float]:
-    """Subtract second from first, where both have a figure."""
-    pairs = zip(first, second, strict=True)
-    return [mine - its for mine, its in pairs if mine is not None and its is not None]
-
-
-def verdict_words(intervals: Mapping[str, tuple[float, float]]) -> str:
-    """Say what all measures of one difference say together, ``ahead (score; level: log-likelihood)``; more is better.
-
-    ``ahead``: no interval lies below zero and at least one above it; ``behind``: the reverse; ``mixed``: some lie above
-    and some below; ``level``: all hold zero. No interval is corrected for there being several.
-    """
-    found: dict[str, list[str]] = {"ahead": [], "behind": [], "level": []}
-    for name, (low, high) in intervals.items():
-        found["ahead" if low > 0 else "behind" if high < 0 else "level"].append(name)
-    ahead, behind, level = (", ".join(names) for names in found.values())
-    rest = f"; level: {level}" if level else ""
-    if ahead and behind:
-        return f"mixed (ahead: {ahead}; behind: {behind}{rest})"
-    word, names = ("ahead", ahead) if ahead else ("behind", behind)
-    return "level" if not names else f"{word} ({names}{rest})" if rest else word
-
-
 def written_run(run: Run, **named: Any) -> Run:
     """Return a run as a file has it, after what else is ``named``."""
     figures = {"scores": run["scores"], **run["measures"]}
@@ -253,9 +222,9 @@ def column_of(run: Run) -> CardColumn:
     metrics["all"] = used.pop() if len(used) == 1 else "score"
     together = groups if len(groups) == 1 else {"all": run["scores"], **groups}
     scores = [_score(kind, metrics[kind], values) for kind, values in together.items()]
-    for name in measure_names(run):
+    for name, figures in run["measures"].items():
         of = "all" if len(having[name]) == len(groups) > 1 else " and ".join(having[name])
-        scores.append(_score(of, name, [figure for figure in run["measures"][name] if figure is not None]))
+        scores.append(_score(of, name, [figure for figure in figures if figure is not None]))
     return CardColumn(run["arm"], facts, tuple(scores))
 
 

@@ -12,7 +12,7 @@ from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.scenes import DESCRIPTION_KINDS, write_scenes
 from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evaluation.runner import data_file
-from subtoken_train.evaluation.runner.data_file import answer_records, read_scores, verdict_words, written_run
+from subtoken_train.evaluation.runner.data_file import answer_records, read_scores, written_run
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.thresholds import Threshold
 from subtoken_train.inference.compression import Compression
@@ -117,7 +117,7 @@ def evaluated(capsys, out, *words) -> tuple[str, dict]:
 def test_evaluate_compares_two_adapters_question_by_question(vlm_adapter, questions, tmp_path, capsys):
     other, out = shutil.copytree(vlm_adapter, tmp_path / "other"), tmp_path / "out.json"
     printed, record = evaluated(capsys, out, "--adapter", vlm_adapter, "--adapter", other, "--data", questions)
-    level = "+0.0 [+0.0, +0.0] points on the same 24 questions (95 % interval); by all measures: level"
+    level = "+0.0 [+0.0, +0.0] points on the same 24 questions (95 % interval)"
     for words in ("16/64", "S4K1 linear", "15.625%", "exists_color", "KV bytes", "log_likelihood", "color_f1", level):
         assert words in printed
     assert record["eviction"] == "-"
@@ -149,7 +149,7 @@ def scores(tmp_path, *changes, arm="mine"):
 
 
 def test_scores_by_kind_and_measures_on_a_card(tmp_path):
-    measures = {"digit_f1": [None, 0.25, None, None], "log_likelihood": [-0.5, -1.5, -0.25, -0.75]}
+    measures = {"log_likelihood": [-0.5, -1.5, -0.25, -0.75], "digit_f1": [None, 0.25, None, None]}
     older = {"arm": "older"}  # a record from before there were measures
     evaluation = scores(tmp_path, older, {"measures": measures})
     assert (evaluation.data, evaluation.digest) == ("dev.json", "ab")
@@ -174,30 +174,6 @@ def test_scores_by_kind_and_measures_on_a_card(tmp_path):
     plain = scores(tmp_path, {"measures": {"log_likelihood": measures["log_likelihood"]}}).own.scores
     assert [score.metric for score in plain[:3]] == ["exact_match"] * 3
     assert [score.kind for score in scores(tmp_path, {"kinds": ["color"] * 4}).own.scores] == ["color"]
-
-
-ABOVE, BELOW, ZERO = (0.01, 0.02), (-0.2, -0.1), (-0.1, 0.1)
-
-
-@pytest.mark.parametrize(
-    ("intervals", "words"),
-    [
-        ({"score": ABOVE, "token accuracy": ABOVE}, "ahead"),
-        ({"score": ABOVE, "token accuracy": ZERO}, "ahead (score; level: token accuracy)"),
-        ({"score": ZERO, "token accuracy": (0.0, 0.1), "digits": (-0.1, 0.0)}, "level"),
-        ({"a": BELOW, "b": ZERO, "c": BELOW, "d": ZERO}, "behind (a, c; level: b, d)"),
-        ({"a": BELOW, "b": ABOVE}, "mixed (ahead: b; behind: a)"),
-        ({"a": BELOW, "b": ABOVE, "c": ZERO}, "mixed (ahead: b; behind: a; level: c)"),
-    ],
-)
-def test_words(intervals, words):
-    assert verdict_words(intervals) == words
-
-
-def test_measures_pair_where_both_have_them():
-    assert data_file.paired([1.0, None, 0.5, None], [0.5, 1.0, None, None]) == [0.5]
-    named = data_file.measure_names({"measures": {"other": [0], "digit_f1": [0], "token_accuracy": [0]}})
-    assert named == ["token_accuracy", "digit_f1", "other"]
 
 
 OTHERS, FIGURES = "answered different questions; evaluate them in one call", "must have a figure or null"
