@@ -38,8 +38,8 @@ Run = dict[str, Any]
 
 ``kv_bytes``, ``dense_kv_bytes`` and ``unread_bytes`` (what a step of decoding does not read) are sums over all prompts;
 ``nominal_kv`` is what the ledger promises of the compressed region before an eviction, ``realised_kv`` the share of its
-keys and values that stayed, in the model's dtype and without the index. ``measures``: figures beside the score, by name,
-one per question, None where it has none.
+keys and values that stayed, in the model's dtype and without the index. ``measures``: other figures by name, one per
+question or None.
 """
 SUMS = ("kv_bytes", "dense_kv_bytes", "unread_bytes")
 RUN: dict[str, Any] = {
