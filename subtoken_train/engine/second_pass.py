@@ -105,15 +105,6 @@ def task_view(
     return View(*states, **own, reach=reach)
 
 
-def task_tokens(family: Family, plan: TaskPlan, regions_BN: Tensor) -> Tensor:
-    """Count the positions that a task takes after each prompt if the token reducer drops nothing, int64 [B]."""
-    if plan.pieces is None:
-        return (regions_BN != Region.PADDING).sum(-1)
-    texts = [len(_token_ids(family, piece, regions_BN)) for piece in plan.pieces if not isinstance(piece, Tensor)]
-    again = [piece.sum(-1) for piece in plan.pieces if isinstance(piece, Tensor)]
-    return torch.stack([torch.full_like(regions_BN[:, 0], sum(texts)), *again]).sum(0)
-
-
 def _token_ids(family: Family, piece: str | Opening, regions_BN: Tensor) -> list[int]:
     if isinstance(piece, Opening):
         tokenizer = family.tokenizer

@@ -8,7 +8,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine import second_pass as module
 from subtoken_train.engine.attention import use_packed_attention
-from subtoken_train.engine.second_pass import rows_of_task, second_pass, task_tokens
+from subtoken_train.engine.second_pass import rows_of_task, second_pass
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.kvzip import ANSWER, FIRST, HINT, LATER, KVzip
@@ -217,7 +217,6 @@ def test_rows_of_a_task(name):
     result = backbone.run(batch, cache=DynamicCache(config=family.decoder.config), pad_left=True)
     for plan in KVzip(chunk=10).tasks(batch.regions_BN):
         task = rows_of_task(family, result, plan)
-        assert task.rows_BS.sum(-1).tolist() == task_tokens(family, plan, batch.regions_BN).tolist()
         assert (task.position[..., task.rows_BS] >= result.rows.next_position.amin()).all()
         for b in range(3):
             marked, count = plan.about_BN[b], int(plan.about_BN[b].sum())
@@ -247,4 +246,4 @@ def test_a_chat_template_opens_what_is_repeated(template, system):
     ids = [it for text in (FIRST, opening) for it in family.tokenizer(text, add_special_tokens=False)["input_ids"]]
     task = rows_of_task(family, result, plan)
     assert torch.equal(task.hidden_BSD[0, : len(ids)], family.token_states(torch.tensor(ids)))
-    assert task.rows_BS.shape[1] == len(ids) + length - system == int(task_tokens(family, plan, batch.regions_BN))
+    assert task.rows_BS.shape[1] == len(ids) + length - system
