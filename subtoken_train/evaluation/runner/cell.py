@@ -78,26 +78,25 @@ def model_inputs(
 
 
 def _encoded(sample: Sample, family: Family, max_length: int | None) -> text_prompts.EncodedText:
+    prompt, context = sample.prompt, sample.context_characters
     with at_place(f"sample {sample.id!r}: "):
-        if sample.messages:
-            if sample.chat:
-                text_prompts.check_template(family.tokenizer)
-            text = text_prompts.encode_messages(family, sample.messages, **sample.variables)
-            return replace(text, record_id=sample.id)
-        prompt, context = sample.prompt, sample.context_characters
+        if sample.chat:
+            text_prompts.check_template(family.tokenizer)
         if sample.cut_middle:
             assert context is not None
             asked = sample.max_new_tokens, sample.chat
             prompt, context = text_prompts.without_middle(family, prompt, context, max_length, *asked)
             max_length = None  # it fits, and a token more than asked for may have come in where both ends meet
-        if sample.chat and sample.prefix_characters is not None:
+        if sample.messages:
+            text = text_prompts.encode_messages(family, sample.messages, **sample.variables)
+        elif sample.chat and sample.prefix_characters is not None:
             assert context is not None
             end = len(prompt) - sample.prefix_characters
             parts = prompt[:context], prompt[context:end], prompt[end:]
-            return replace(text_prompts.encode_chat(family, *parts, max_length=max_length), record_id=sample.id)
-        if sample.chat:
-            prompt, context = text_prompts.in_chat(family, prompt, context)
-        text = text_prompts.encode_text(family, prompt, sample.choices, context, max_length=max_length)
+            text = text_prompts.encode_chat(family, *parts, max_length=max_length)
+        else:
+            prompt, context = text_prompts.in_chat(family, prompt, context) if sample.chat else (prompt, context)
+            text = text_prompts.encode_text(family, prompt, sample.choices, context, max_length=max_length)
         return replace(text, record_id=sample.id)
 
 
