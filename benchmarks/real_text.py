@@ -51,8 +51,9 @@ from subtoken_train.inference.layer_packer import LayerPacker
 from subtoken_train.inference.pool import load_backbone
 from subtoken_train.inference.prefill import append, contexts_of, pack_whole, run_whole
 from subtoken_train.inference.text_prompts import EncodedText, text_batch
-from subtoken_train.kernels.formats import FORMATS, KVDtype
+from subtoken_train.kernels.formats import FORMATS
 from subtoken_train.routing import RoutingConfig, untrained_routing
+from subtoken_train.settings import KVDtype
 from subtoken_train.types import Batch, KeyAxes
 from subtoken_train.view.view import TaskPlan
 

@@ -37,7 +37,7 @@ from subtoken_train.families.family import shapes_digest
 from subtoken_train.families.load import load_family
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.pool import ModelPool
-from subtoken_train.kernels.formats import KVDtype
+from subtoken_train.settings import KVDtype
 
 RECIPE = "smollm2_bytes21p875_s12"
 BLOCK, CONTEXT = 512, 384

@@ -9,6 +9,7 @@ where the first stopped. A stage-2 recipe starts from the adapter of the same se
 """
 
 import argparse
+import hashlib
 import json
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from benchmarks.run_records import add_run, has_run
 from subtoken_train.datasets.recall import RecallRecords, RecallTask
 from subtoken_train.datasets.scenes import write_scenes
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.evaluation.runner.data_file import Answers, answer_records, answer_samples, run_of, written_run
+from subtoken_train.evaluation.runner.data_file import Run, answer_records, answer_samples, written_run
 from subtoken_train.inference.batched import in_batches
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,17 +51,13 @@ def run_arm(arm: ArmPlan, seed: int, trainer: Trainer, asked: Questions | None, 
     recall = recall_settings(arm.recipe)
     if recall is None:
         data = scene_questions(asked or FIRST_SCENES)
-        answers, content = answer_records(backbone, InstructionRecords(data), batch_size=128), data.read_bytes()
-        run = run_of(arm.name, backbone, answers, content)
+        run, content = answer_records(backbone, InstructionRecords(data), batch_size=128), data.read_bytes()
     else:
         asked = asked or FIRST_CONTEXTS
-        answers = answer_recall(backbone, RecallTask(backbone.family.tokenizer, **recall), asked)
-        drawn = {
-            **recall, "split": asked.split, "contexts": asked.count, **({"seed": asked.seed} if asked.seed else {}),
-        }  # fmt: skip
+        run = answer_recall(backbone, RecallTask(backbone.family.tokenizer, **recall), asked)
+        drawn = recall | {"split": asked.split, "contexts": asked.count} | ({"seed": asked.seed} if asked.seed else {})
         content = json.dumps(drawn, sort_keys=True).encode()
-        run = run_of(arm.name, backbone, answers, content, recall["context_length"])
-    run = written_run(run, **extra)
+    run = written_run(run, arm=arm.name, data_sha256=hashlib.sha256(content).hexdigest(), **extra)
     del run["predictions"]  # most of a record's bytes, and no table reads them
     add_run(out, run)
 
@@ -86,10 +83,11 @@ def scene_questions(asked: Questions) -> Path:
     return folder / f"{asked.split}.json"
 
 
-def answer_recall(backbone: CompressedBackbone, task: RecallTask, asked: Questions, batch_size: int = 32) -> Answers:
+def answer_recall(backbone: CompressedBackbone, task: RecallTask, asked: Questions, batch_size: int = 32) -> Run:
     """Held-out contexts, each asked for several facts at once; score: the share of codes that is stated exactly."""
     records = RecallRecords(task, asked.split, asked.count, asked.seed)
-    return answer_samples(backbone, recall_cell(records), list(in_batches(range(asked.count), batch_size)))
+    batches = list(in_batches(range(asked.count), batch_size))
+    return answer_samples(backbone, recall_cell(records), batches, tokens=task.context_length)
 
 
 def recall_settings(arm: str) -> dict[str, int] | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from subtoken_train.documents import parse_json, read_text
-from subtoken_train.errors import at_place
+from subtoken_train.errors import at_place, refuse
 from subtoken_train.outputs import write_whole
 from subtoken_train.typed import checked, shown, typed
 from subtoken_train.types import Identity
@@ -26,8 +26,7 @@ class CalibratedNumbers(ABC):
 
     most_bytes: ClassVar[int] = MAX_CALIBRATION  # bytes of a file of them at most
 
-    @abstractmethod
-    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
+    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:  # noqa: B027
         """Raise ``ValueError`` if the numbers are not those of such a model."""
 
     def check_width(self, hidden_size: int) -> None:  # noqa: B027
@@ -36,6 +35,24 @@ class CalibratedNumbers(ABC):
     @abstractmethod
     def words(self) -> str:
         """Return the numbers for a terminal, a layer a line or column."""
+
+
+class NumberTable(CalibratedNumbers):
+    """Numbers whose field ``table`` has layers' rows and key-value heads' columns; ``by_layer``: columns of layers."""
+
+    table: ClassVar[str]
+    says: ClassVar[str]  # what its numbers are, for a terminal
+    by_layer: ClassVar[bool] = False
+
+    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
+        rows, words = getattr(self, self.table), "{} layers of {} heads, and the backbone {} of {}"
+        found, wanted = [len(rows), len(rows[0])], [num_layers, num_kv_heads]
+        if self.by_layer:
+            words, found, wanted = "{} layers, and the backbone {}", found[1:], wanted[:1]
+        refuse((found != wanted, f"{self.table} has {words.format(*found, *wanted)}"))
+
+    def words(self) -> str:
+        return table_words(self.says, getattr(self, self.table))
 
 
 N = TypeVar("N", bound=CalibratedNumbers)
@@ -118,16 +135,6 @@ def check_table(name: str, table: Sequence[Sequence[float]], low: float = -math.
         for j, value in enumerate(row):
             if not low <= value <= high:
                 raise ValueError(f"{name}[{i}][{j}] is {value:g}; it must be in [{low:g}, {high:g}]")
-
-
-def check_table_shape(name: str, table: Sequence[Any], num_layers: int, num_kv_heads: int | None = None) -> None:
-    """Raise ``ValueError`` unless a table has a row for every layer and a column for every key-value head, if given."""
-    if num_kv_heads is None:
-        if len(table) != num_layers:
-            raise ValueError(f"{name} has {len(table)} layers and the backbone {num_layers}")
-    elif (len(table), len(table[0])) != (num_layers, num_kv_heads):
-        found = f"{len(table)} layers of {len(table[0])} heads"
-        raise ValueError(f"{name} has {found}, and the backbone {num_layers} of {num_kv_heads}")
 
 
 def table_words(name: str, table: Sequence[Sequence[float]]) -> str:

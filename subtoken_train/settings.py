@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import UnionType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from subtoken_train.types import Protocol
 
@@ -66,7 +66,11 @@ _SAID = {
     "max_pixels": "largest image, for models that keep an image's own size (Qwen-VL, InternVL, SmolVLM)",
     "seed": "seed of the reducer, selector or eviction random, or of the selector static",
 }
-_FORMATS = "model|int8|int4|int4_rotated|int8_channel|kivi4|kivi2|turboquant4|turboquant3"
+KVDtype = (
+    Literal["model", "int8", "int4", "int4_rotated", "fp8", "nvfp4"]
+    | Literal["int8_channel", "kivi4", "kivi2", "turboquant4", "turboquant3"]
+)
+_FORMATS = "|".join(name for names in get_args(KVDtype) for name in get_args(names))
 _NO_FLAG: dict[str, Any] = {"flagged": False, "harness": False}
 
 

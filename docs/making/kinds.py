@@ -64,7 +64,7 @@ EVICTION_KINDS = (
         "An entry stays by the attention that it gets while the context runs a second time (under `kvcompose` only "
         "where there is no question); `kvzap` predicts that in one pass.",
         "A context that is asked again and again, or the least loss: [measured](choosing.md).",
-        ("kvcompose", "kvzap", "kvzip"),
+        ("kvcompose", "kvgrad", "kvzap", "kvzip"),
     ),
     Kind(
         "evictions/keys.md",
@@ -73,7 +73,7 @@ EVICTION_KINDS = (
         "local, never that of the prompt's rows. Whether the question is there changes nothing.",
         "The question comes later, and prompts are read in chunks.",
         (
-            *("compactor", "cur", "expected_attention", "keydiff", "knorm", "lagkv", "q_filter", "random"),
+            *("capkv", "compactor", "cur", "expected_attention", "keydiff", "knorm", "lagkv", "q_filter", "random"),
             *("streaming_llm", "triattention"),
         ),
     ),

@@ -19,7 +19,7 @@ from torch import Tensor
 from subtoken_train.cache.by_sample import select_part
 from subtoken_train.functional.gather import on_device, take_entries
 from subtoken_train.kernels.choice import choose_kernel
-from subtoken_train.kernels.formats import MODEL, Format, Payload, Symmetric
+from subtoken_train.kernels.formats import MODEL, Format, Payload
 from subtoken_train.kernels.row_table import DTYPES
 from subtoken_train.kernels.storage import Block, BlockPart, PageIndex, RoutedValues, pack_bits
 from subtoken_train.types import CutKeys, LayerPlan, Layout
@@ -246,7 +246,7 @@ def _fused(
     (key, value), device, width = states, states[0].device, states[0].shape[3]
     pieces = len(marks.bit_of) * len(marks.rows_RM) // math.prod(key.shape[:2]) or 1  # of a head
     whole = all(each % form.per_code == 0 for each in (width, width // pieces, counts.channels))
-    served = type(form) in (Format, Symmetric) and key.dtype == value.dtype in DTYPES and whole and width <= 256
+    served = "triton_pack" in form.kernels and key.dtype == value.dtype in DTYPES and whole and width <= 256
     if not served or choose_kernel(device.type).path != "triton":
         return None
     from subtoken_train.kernels.triton_pack import FIELDS, launch_packing

@@ -6,7 +6,7 @@ Legend: B batch, N positions.
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,12 +17,14 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.calibrations import CalibratedNumbers, Calibration, CalibrationData
 from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.corpus import CorpusSource, load_rows, read_blocks
+from subtoken_train.datasets.recall import RecallRecords, RecallTask
 from subtoken_train.datasets.records import InstructionRecords
+from subtoken_train.datasets.text_batches import collate_text, padding_id
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import check_states
 from subtoken_train.errors import MAX_COUNT, MAX_SEED, MAX_TOKENS
-from subtoken_train.evaluation.runner.cell import model_inputs, recall_prompts
-from subtoken_train.evaluation.runner.prompt_file import TextPrompts
+from subtoken_train.evaluation.runner.cell import model_inputs
+from subtoken_train.evaluation.runner.prompt_file import PromptFile
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.families.family import Family
@@ -71,9 +73,9 @@ def calibration_prompts(
     if file is None:
         batches = recall_prompts(family, samples, batch_size, context_length, "train", seed, answers)
     elif sees:
-        batches = _read(family, InstructionRecords(file), samples, batch_size, answers)
+        batches = record_prompts(family, InstructionRecords(file), samples, batch_size, answers)
     elif file.endswith(".jsonl") and not answers:
-        task = TextPrompts(source=file, chat=bool(family.tokenizer.chat_template))
+        task = PromptFile(source=file, chat=bool(family.tokenizer.chat_template))
         parts = in_batches(task.samples()[:samples], batch_size)
         batches = (model_inputs(part, family, "text", None)[0] for part in parts)
     elif any_text:
@@ -97,10 +99,31 @@ def _stretches(family: Family, path: str, samples: int, batch_size: int, length:
     return (text_batch(family, texts[start : start + batch_size]) for start in range(0, len(texts), batch_size))
 
 
-def _read(family: Family, records: InstructionRecords, samples: int, batch_size: int, answers: bool) -> Iterator[Batch]:
+def record_prompts(
+    family: Family, records: InstructionRecords, limit: int, batch_size: int = 16, answers: bool = False
+) -> Iterator[Batch]:
+    """Yield the first ``limit`` records in order, the last turn of each with or without its answer."""
     collate = Collator(family, position_bound(family.decoder.config) or MAX_TOKENS, generation=not answers)
-    for places in in_batches(range(min(samples, len(records))), batch_size):
+    for places in in_batches(range(min(limit, len(records))), batch_size):
         yield collate([records[i] for i in places])
+
+
+def recall_prompts(
+    family: Family,
+    limit: int,
+    batch_size: int = 16,
+    context_length: int = 512,
+    split: str = "dev",
+    seed: int = 0,
+    answers: bool = False,
+) -> Iterator[Batch]:
+    """Yield ``limit`` contexts of ``context_length`` tokens, each with a question, of key-value recall; and answers."""
+    records = RecallRecords(RecallTask(family.tokenizer, context_length), split, limit, seed)
+    for places in in_batches(range(limit), batch_size):
+        samples = [records[i].text for i in places]
+        if not answers:
+            samples = [replace(sample, input_ids=sample.input_ids[: sample.prompt_length]) for sample in samples]
+        yield collate_text(samples, padding_id(family.tokenizer))
 
 
 def rounded(numbers: Any) -> Any:

@@ -116,8 +116,8 @@ def _eviction(
 
 
 def _prompts(family: Family, data: str | None, limit: int) -> Iterator[Batch]:
+    from subtoken_train.calibrating.base import recall_prompts, record_prompts
     from subtoken_train.datasets.records import InstructionRecords
-    from subtoken_train.evaluation.runner.cell import recall_prompts, record_prompts
 
     if family.image_token_id is None:
         if data is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import sys
 from dataclasses import replace
@@ -111,7 +112,7 @@ def _run_file(args: argparse.Namespace) -> int:
 def _answer(arm: ArmSpec, records: InstructionRecords, asked: bytes, args: argparse.Namespace) -> Run:
     from subtoken_train.datasets.unknown_tokens import say_unknown
     from subtoken_train.evaluation.runner.arms import adapter_name
-    from subtoken_train.evaluation.runner.data_file import answer_records, run_of
+    from subtoken_train.evaluation.runner.data_file import answer_records
 
     model = arm.load()
     name = Path(str(arm.backbone)).name if arm.adapter is None else adapter_name(arm.adapter)
@@ -119,24 +120,18 @@ def _answer(arm: ArmSpec, records: InstructionRecords, asked: bytes, args: argpa
         _say(line)
     how: dict[str, Any] = {"limit": args.limit, "progress": counter("questions"), "compression": model.compression}
     how |= {"max_length": args.max_length or 2048, "batch_size": args.batch_size or 64}
-    answers = answer_records(model.backbone, records, max_new_tokens=args.max_new_tokens or 64, **how)
-    return run_of(name, model.backbone, answers, asked)
+    run = answer_records(model.backbone, records, max_new_tokens=args.max_new_tokens or 64, **how)
+    return {"arm": name, **run, "data_sha256": hashlib.sha256(asked).hexdigest()}
 
 
 def _difference(first: Run, other: Run) -> str:
     from subtoken_train.artifact.card import printed
     from subtoken_train.evaluation.intervals import bootstrap_interval
-    from subtoken_train.evaluation.runner.data_file import MEASURES, measure_names, paired, verdict_words
 
-    both = [name for name in measure_names([first["measures"]]) if name in other["measures"]]
-    found = {"score": paired(first["scores"], other["scores"])}
-    found |= {MEASURES.get(name, name): paired(first["measures"][name], other["measures"][name]) for name in both}
-    intervals = {name: bootstrap_interval(pairs) for name, pairs in found.items()}
-    ends = (sum(found["score"]) / len(found["score"]), *intervals["score"])
-    mean, low, high = (printed("score", value, "+") for value in ends)
-    where = f"points on the same {len(first['scores']):,} questions (95 % interval)"
-    verdict = f"by all measures: {verdict_words(intervals)}"
-    return f"{first['arm']} less {other['arm']}: {mean} [{low}, {high}] {where}; {verdict}"
+    pairs = [mine - its for mine, its in zip(first["scores"], other["scores"], strict=True)]
+    mean, low, high = (printed("score", value, "+") for value in (sum(pairs) / len(pairs), *bootstrap_interval(pairs)))
+    where = f"points on the same {len(pairs):,} questions (95 % interval)"
+    return f"{first['arm']} less {other['arm']}: {mean} [{low}, {high}] {where}"
 
 
 GRID_ONLY = ("protocol", "data_root", "anchors", "device", "check")

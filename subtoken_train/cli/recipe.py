@@ -24,7 +24,7 @@ from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import MAX_SEED, check_package, check_range
-from subtoken_train.evaluation.runner.data_file import answer_records
+from subtoken_train.evaluation.runner.data_file import answer_records, scores_by_kind
 from subtoken_train.outputs import write_whole
 from subtoken_train.reducers import REDUCERS
 from subtoken_train.training.memory import check_strategy
@@ -255,9 +255,9 @@ def midway_evaluator(config: EvaluationConfig, attention: str) -> Evaluate:
 
     def evaluate(backbone: CompressedBackbone) -> dict[str, float]:
         sizes = {name: getattr(config, name) for name in ("max_length", "batch_size", "max_new_tokens", "limit")}
-        answers = answer_records(backbone, records, **sizes)
-        kinds = answers.by_kind()
-        named = {"accuracy": answers.scores, **(kinds if len(kinds) > 1 else {})}
+        run = answer_records(backbone, records, **sizes)
+        kinds = scores_by_kind(run)
+        named = {"accuracy": run["scores"], **(kinds if len(kinds) > 1 else {})}
         return {name: sum(found) / len(found) for name, found in named.items()}
 
     return evaluate

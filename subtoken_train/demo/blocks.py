@@ -15,7 +15,8 @@ from subtoken_train.demo.drawings import facts_table, group_pictures, marked_tex
 from subtoken_train.demo.side_by_side import SideAnswer, SideBySide
 from subtoken_train.errors import plain
 from subtoken_train.evictions import EVICTIONS
-from subtoken_train.kernels.formats import FORMATS, KVDtype
+from subtoken_train.kernels.formats import FORMATS
+from subtoken_train.settings import KVDtype
 
 TITLE = "Sub-token routing, side by side"
 NO_EVICTION = "none"

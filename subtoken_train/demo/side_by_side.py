@@ -26,8 +26,8 @@ from subtoken_train.inference.generation import serving
 from subtoken_train.inference.model import ANSWER_TOKENS, SubTokenModel
 from subtoken_train.inference.pool import ModelPool, adapter_backbone, in_one_place
 from subtoken_train.inference.prefill import reader_of_question
-from subtoken_train.kernels.formats import KVDtype
 from subtoken_train.reducers import build_reducer
+from subtoken_train.settings import KVDtype
 from subtoken_train.types import Batch, Plan
 
 Seen = Image.Image | str

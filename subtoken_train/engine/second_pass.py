@@ -9,7 +9,7 @@ Legend: B batch, N rows of a layer's cache (of a context reducer: positions), M 
 width, n layers that add features.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from subtoken_train.engine.attention import Observer
 from subtoken_train.engine.modes import evaluation_mode
 from subtoken_train.engine.prompt_pass import PromptPass, Rows, one_past
 from subtoken_train.engine.spans import RunningPass, run_chunks
@@ -29,7 +28,7 @@ from subtoken_train.functional.gather import take_rows
 from subtoken_train.reducers.contexts import ScoredContext
 from subtoken_train.routing.bank import RouterBank, RoutingState, Spent
 from subtoken_train.types import Region, before_compressed_ends
-from subtoken_train.view.view import OF_TASKS, Opening, TaskPlan, View
+from subtoken_train.view.view import ABSENT, OF_TASKS, Opening, TaskPlan, View
 
 BLOCK = 1024  # rows that run through a layer at a time
 
@@ -94,22 +93,16 @@ def task_view(
     key: Tensor,
     value: Tensor,
     scale: float,
+    slope_BS: Tensor = ABSENT,
 ) -> View:
     """Return one layer of a task as a method sees it, on the layer's device."""
     about_BM = rows.visible_BM if plan.about_BN is None else take_rows(plan.about_BN, rows.index_BM)
     marks = about_BM & rows.visible_BM, rows.regions_BM, task.rows_BS
     about_BM, regions_BM, asks_BS = (each.to(query.device) for each in marks)
     reach = family.window(layer, torch.cat([rows.position, task.position], -1).to(query.device))
-    return View(layer, query, key, value, regions_BM, scale, OF_TASKS, task_BS=asks_BS, about_BN=about_BM, reach=reach)
-
-
-def task_tokens(family: Family, plan: TaskPlan, regions_BN: Tensor) -> Tensor:
-    """Count the positions that a task takes after each prompt if the token reducer drops nothing, int64 [B]."""
-    if plan.pieces is None:
-        return (regions_BN != Region.PADDING).sum(-1)
-    texts = [len(_token_ids(family, piece, regions_BN)) for piece in plan.pieces if not isinstance(piece, Tensor)]
-    again = [piece.sum(-1) for piece in plan.pieces if isinstance(piece, Tensor)]
-    return torch.stack([torch.full_like(regions_BN[:, 0], sum(texts)), *again]).sum(0)
+    states, weight = (layer, query, key, value, regions_BM, scale, OF_TASKS), partial(family.output_weight, layer)
+    own = {"task_BS": asks_BS, "about_BN": about_BM, "slope_BS": slope_BS, "output_weight": weight}
+    return View(*states, **own, reach=reach)
 
 
 def _token_ids(family: Family, piece: str | Opening, regions_BN: Tensor) -> list[int]:
@@ -126,30 +119,39 @@ def _token_ids(family: Family, piece: str | Opening, regions_BN: Tensor) -> list
 def second_pass(
     family: Family,
     cache: DynamicCache,
-    entries: list[Tensor],
-    task: TaskRows,
-    observe: Observer,
-    positions: list[Tensor] | None = None,
-) -> None:
-    """Run a task after a prompt and show every layer's attention to ``observe``; the cache is left as it came.
+    result: PromptPass,
+    plan: TaskPlan,
+    observe: Callable[..., None],
+    slopes: bool = False,
+) -> TaskRows:
+    """Run a task after a prompt, show each layer's attention to ``observe``, and return the task's rows.
 
-    Of the keys [B, h, K, d] the prompt's come first; values are the prompt's alone.
-
-    Args:
-        family: in evaluation mode, with ``use_packed_attention``.
-        entries: per layer the rows of the cache that may be seen, bool [B, N].
-        positions: per layer those of the cache's rows, [B, N]; needed where a layer has a window.
+    ``observe`` gets the plan, its rows, the layer, queries, keys [B, h, K, d] of which the prompt's come first, the
+    prompt's values, and the scale; with ``slopes`` ``View.slope_BS`` too, after the last layer has run. The cache is
+    left as it came. The family uses packed attention.
     """
+    task, held = rows_of_task(family, result, plan), result.layer_rows()
+    entries = [regions_BM != Region.PADDING for _, regions_BM in held]
     hidden_BSD, unpadded = task.hidden_BSD, bool(torch.stack([each.all() for each in (*entries, task.rows_BS)]).all())
-    for layer, entries_BN in enumerate(entries):
-        states = cache.layers[layer]
-        keys, values = states.keys, states.values
-        earlier = None if positions is None else positions[layer]
-        queries, seen_BK = list[Tensor](), torch.cat([entries_BN, task.rows_BS], 1)
-        further: dict[str, Any] = {"deep_nBND": task.deep_nBSD, "earlier_BM": earlier, "unpadded": unpadded}
-        hidden_BSD = run_chunks(family, cache, layer, hidden_BSD, seen_BK, task.position, BLOCK, queries, **further)
-        observe(layer, queries.pop(), states.keys, values, family.decoder.layers[layer].self_attn.scaling)
-        states.keys, states.values = keys, values
+    size, shown, written = hidden_BSD.shape[1] if slopes else BLOCK, list[Any](), list[Tensor]()
+    show = (lambda *given: shown.append(given)) if slopes else observe
+    with torch.set_grad_enabled(slopes):
+        hidden_BSD = hidden_BSD.detach().requires_grad_(slopes)
+        for layer, (rows, _) in enumerate(held):
+            states, attention = cache.layers[layer], family.decoder.layers[layer].self_attn
+            keys, values = states.keys, states.values
+            queries, seen_BK = list[Tensor](), torch.cat([entries[layer], task.rows_BS], 1)
+            further: dict[str, Any] = {"deep_nBND": task.deep_nBSD, "earlier_BM": rows.position, "unpadded": unpadded}
+            given = hidden_BSD, seen_BK, task.position, size, queries
+            with attention.register_forward_hook(lambda *call: written.append(call[2][0]) if slopes else None):
+                hidden_BSD = run_chunks(family, cache, layer, *given, **further)
+            show(plan, task, layer, queries.pop().detach(), states.keys.detach(), values, attention.scaling)
+            states.keys, states.values = keys, values
+        moved = hidden_BSD[task.rows_BS].float().square().sum()
+        found = torch.autograd.grad(moved, written) if slopes else ()
+    for layer_states, slope_BSD in zip(shown, found, strict=True):
+        observe(*layer_states, slope_BSD.float().norm(dim=-1))
+    return task
 
 
 @torch.no_grad()
@@ -182,11 +184,9 @@ def context_scores(family: Family, reducer: ScoredContext, run: RunningPass) -> 
         family.run_layers(hidden_BMD, rows.visible_BM, rows.position, cache, 0, depth, rows.deep_nBMD)
         result = PromptPass(hidden_BMD, rows, [(0, depth, rows)], embeds_BND=run.embeds_BND, windows=family.windows)
         held = result.layer_rows()
-        entries = [regions_BM != Region.PADDING for _, regions_BM in held]
         for plan in method.tasks(regions_BN):
-            task = rows_of_task(family, result, plan)
+            task = second_pass(family, cache, result, plan, note, "slopes" in method.needs)
             warn_beyond(family.decoder.config, int(task.position.max()) + 1)
-            second_pass(family, cache, entries, task, partial(note, plan, task), [each.position for each, _ in held])
     return found
 
 

@@ -112,6 +112,7 @@ def run_span(family: Family, run: RunningPass, start: int, stop: int) -> Tensor:
         return family.run_layers(*given, **options)
 
 
+@torch.no_grad()
 def _in_chunks(family: Family, run: RunningPass, chunks: Chunks, layers: range) -> Tensor:
     hidden_BMD, rows, split, state, cache = run.hidden_BMD, run.rows, run.split, run.state, run.cache
     assert cache is not None
@@ -169,7 +170,6 @@ def look_ahead(
         split.ahead[layer] = here.decide(layer, query_BHNd, key_BhNd, value_BhNd, attention.scaling)
 
 
-@torch.no_grad()
 def run_chunks(
     family: Family,
     cache: Cache,

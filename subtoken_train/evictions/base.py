@@ -51,6 +51,8 @@ class Eviction(Method, ABC):
     reads: ClassVar[bool] = False
     """All entries stay, and nothing is freed: the budget is what a step of decoding reads of them, by ``pages``."""
 
+    needs_file: ClassVar[bool] = False
+    """It has no numbers of its own, and is refused without a ``calibration``."""
     reads_question: ClassVar[bool] = by_settings(lambda self: self.needs_image or self.needs_question)
     """It needs the question to be there; such a method is refused under ``context_first``."""
     online: ClassVar[Online | None] = None
@@ -70,7 +72,8 @@ class Eviction(Method, ABC):
 
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
         """Raise a worded ``ValueError`` where the settings do not fit a backbone's cache; most fit any."""
-        return
+        if self.needs_file:
+            self.read_numbers()
 
     @abstractmethod
     def score(self, view: View) -> Scores:

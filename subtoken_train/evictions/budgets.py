@@ -3,8 +3,7 @@
 By claims of the layers (``divide_budget``), or from one pool: the best entries of all layers, or of all their heads,
 say how many each of them keeps (equations 17 to 22 of "KVCompose", where a run is a layer; KVzip has a run a head).
 
-Legend: B batch, N cached rows of the prompt, h key-value heads, L layers, R runs that share a pool (layers, or heads of
-layers).
+Legend: B batch, N cached rows of the prompt, h key-value heads, L layers, R runs that share a pool (layers, or heads).
 """
 
 from typing import Literal

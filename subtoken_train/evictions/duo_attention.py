@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from subtoken_train.calibrations import CalibratedNumbers, check_table, check_table_shape, table_words
+from subtoken_train.calibrations import CalibratedNumbers, NumberTable, check_table
 from subtoken_train.errors import MAX_TOKENS, check_range
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.budgets import claims, competing_counts, divide_budget, protected_counts
@@ -23,8 +23,11 @@ SINKS, RECENT = 128, 256  # entries of a streaming head in the published trainin
 
 
 @dataclass(frozen=True)
-class HeadAlphas(CalibratedNumbers):
+class HeadAlphas(NumberTable):
     """Need of every head for its whole cache, [L, h] in [0, 1]; first and recent entries of training's streaming."""
+
+    table: ClassVar[str] = "alpha"
+    says: ClassVar[str] = "alpha of every head, a line per layer"
 
     alpha: list[list[float]]
     sinks: int
@@ -34,12 +37,6 @@ class HeadAlphas(CalibratedNumbers):
         check_table("alpha", self.alpha, 0, 1)
         check_range("sinks", self.sinks, 0, MAX_TOKENS)
         check_range("recent", self.recent, 1, MAX_TOKENS)
-
-    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        check_table_shape("alpha", self.alpha, num_layers, num_kv_heads)
-
-    def words(self) -> str:
-        return table_words("alpha of every head, a line per layer", self.alpha)
 
 
 @dataclass(frozen=True)
@@ -131,8 +128,7 @@ class SimLayerKV(Eviction):
     entries is what it pays elsewhere, so the released rule of 0.9 (kvpress: 0.9 for Llama 3, 0.85 for Qwen, 0.8 for
     Mistral, 0.65 for Llama 2) is ``eviction_keep: {threshold: 0.1, window: 0}``. With a budget (ours) the layers that
     pay most elsewhere are whole, as far as it goes beside the others' first and recent entries; a budget below these is
-    divided alike. The prompt's last rows look, not the first decoded one; attention to what stays anyway counts as the
-    first entries' does.
+    divided alike. The prompt's last rows look, not the first decoded one; attention to all that stays counts alike.
 
     Attributes:
         sinks: first entries of the prompt that a lazy layer keeps.

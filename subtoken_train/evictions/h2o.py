@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from subtoken_train.calibrations import CalibratedNumbers, check_table, check_table_shape, table_words
+from subtoken_train.calibrations import CalibratedNumbers, NumberTable, check_table
 from subtoken_train.evictions.base import Eviction, layer_count, protect_last
 from subtoken_train.evictions.budgets import claims, competing_counts, divide_budget, divided, protected_counts
 from subtoken_train.evictions.observers import GroupReduction, over_groups, share_of, window_setting
@@ -77,8 +77,7 @@ class LookM(H2O):
 
     Source: arXiv 2406.18139 and its code (SUSTechBruce/LOOK-M @ecf0f51). H2O's scores and recent share; to text's the
     largest visual score of the head is added (twice, so that rounding changes nothing). What a head drops joins the
-    kept entry whose key is most like its own, by the merge ``pivot`` unless another is asked for. Without an image it
-    is H2O with merging.
+    kept entry whose key is most like its own (merge ``pivot``, the default). Without an image: H2O with merging.
 
     The budget is exact, where the release keeps all text whatever the budget. Its averaging and weighting pair entries
     with other entries' keys; neither is offered. While decoding, generated entries are text, and nothing is merged.
@@ -104,12 +103,10 @@ class MEDA(LookM):
 
     Source: arXiv 2502.17599 and its code (AIoT-MLSys-Lab/MEDA @0e1a53b). A layer's cross-modal entropy is that of
     text's attention to the visual entries plus that of visual rows' attention to text, mean over rows and heads; its
-    softmax over the layers divides the budget. Entries are chosen by LOOK-M, and merged by a plain mean (the merge
-    ``average``).
+    softmax over the layers divides the budget. Entries are chosen by LOOK-M, and merged by a mean (``average``).
 
     A reconstruction from the abstract and a function of the release that nothing calls: each softmax runs over the
-    other kind alone. What the release runs takes the entropy of the whole causal attention. Prompts without an image
-    are refused.
+    other kind alone. The release runs the entropy of the whole causal attention. Prompts without an image are refused.
     """
 
     name: ClassVar[str] = "meda"
@@ -169,8 +166,12 @@ class Elastic(Eviction):
 
 
 @dataclass(frozen=True)
-class LayerShares(CalibratedNumbers):
+class LayerShares(NumberTable):
     """Shares of their entries that layers keep, [R, L], under budgets ``keep`` [R], which rise between 0 and 1."""
+
+    table: ClassVar[str] = "shares"
+    says: ClassVar[str] = "share of every layer, a line per budget"
+    by_layer: ClassVar[bool] = True
 
     keep: list[float]
     shares: list[list[float]]
@@ -181,12 +182,6 @@ class LayerShares(CalibratedNumbers):
             raise ValueError(f"keep has {len(self.keep)} budgets and shares {len(self.shares)} rows; a row for each")
         if any(not low < high for low, high in pairwise([0.0, *self.keep, 1.0])):
             raise ValueError("keep must rise, above 0 and below 1")
-
-    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        check_table_shape("shares", self.shares[0], num_layers)
-
-    def words(self) -> str:
-        return table_words("share of every layer, a line per budget", self.shares)
 
     def at(self, keep_B: Tensor) -> Tensor:
         """Return the shares at the samples' own budgets, float64 [L, B]; linear between tabulated budgets, 0 and 1."""

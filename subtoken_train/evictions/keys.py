@@ -69,8 +69,7 @@ class RandomEviction(Eviction):
 class KNorm(Eviction):
     """Key norm (Devoto et al., 2024): entries whose keys are short stay.
 
-    Source: "A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression". The paper leaves the first layers
-    whole.
+    Source: "A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression". There the first layers stay whole.
     """
 
     name: ClassVar[str] = "knorm"
@@ -186,8 +185,7 @@ class CUR(Eviction):
 
     Source: arXiv 2509.15038, its authors' press, and kvpress 0.5.4, whose defaults these are. The leverage of a key,
     and of a value, is its squared norm as a share of that of its window of 16 entries; the score is their product, over
-    the sum of a head's. Norms are not estimated from a sketch (off by default there); windows begin at a prompt's own
-    first entry.
+    the sum of a head's. No sketch estimates norms (off by default there); windows begin at a prompt's first entry.
 
     Attributes:
         sinks: first entries of the prompt that always stay, inside the budget.

@@ -46,8 +46,7 @@ class KVCompose(Eviction):
         value_norm: scores are multiplied by the norm of the value (an option of kvpress; off in the paper).
         lower_bound: entries that every layer (head, if not structured) keeps; 0, as in the paper and the release, may
             leave a layer none of what competes.
-        exact_total: the entries of all layers together are the budget's share of all of them, rounded down once
-            (equation 21).
+        exact_total: all layers' entries together are the budget's share of all, rounded down once (equation 21).
     """
 
     name: ClassVar[str] = "kvcompose"

@@ -1,4 +1,4 @@
-"""KVzip, and KVzap, whose nets foretell its scores.
+"""KVzip, KVgrad, and KVzap, whose nets foretell KVzip's scores.
 
 Legend: B batch, N positions or cached rows of the prompt, n tokens since the last look, C entries that a task looks at,
 R rows while tokens are decoded, D model width, W width between the layers of a net, H query heads, h key-value heads, c
@@ -111,10 +111,13 @@ class KVzip(PooledBudget):
         entries_BN = view.regions_BN != Region.PADDING
         sinks_BN = entries_BN & (entries_BN.cumsum(-1) <= self.sinks)
         chosen, index_BC = view.among(view.about_BN | sinks_BN)
-        scores_BhC = over_groups(chosen.received(largest=True), view.value_BhNd.shape[1], "max")
+        scores_BhC = over_groups(self._received(chosen), view.value_BhNd.shape[1], "max")
         scores_BhN = scores_BhC.new_zeros(*scores_BhC.shape[:2], entries_BN.shape[1])
         # padding of the choice points to row 0 and scores 0
         return scores_BhN.scatter_reduce(-1, index_BC[:, None].expand_as(scores_BhC), scores_BhC, "amax")
+
+    def _received(self, chosen: View) -> Tensor:
+        return chosen.received(largest=True)
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         found = [each.scores_BhN for each in scores]
@@ -123,6 +126,33 @@ class KVzip(PooledBudget):
             best = [each.masked_fill(~own_BN[:, None], 0.0).amax(-1, keepdim=True) for each, own_BN in layers]
             found = [best_Bh1.expand_as(each) for best_Bh1, each in zip(best, found, strict=True)]
         return counts_of_pool(found, candidates, self.pool, self.lower_bound)
+
+
+@dataclass(frozen=True)
+class KVgrad(KVzip):
+    """KVgrad (2026): KVzip, by what an entry changes in the last states of the rows that repeat the context.
+
+    Source: openreview.net/forum?id=cg1wTCJjjk, in the form of kvpress (#279, #286). An entry scores the largest, over
+    rows and query heads, of its attention times the length of its value behind the output projection times that of the
+    gradient, in the row's attention output, of the rows' squared last states. Each chunk takes a backward pass, until
+    which all layers' keys stand in memory twice. What is outside of the context scores 1, as there.
+
+    Attributes:
+        chunk: tokens of the context that are repeated at a time; the other settings are KVzip's.
+    """
+
+    name: ClassVar[str] = "kvgrad"
+    needs: ClassVar[frozenset[Need]] = frozenset({"second_pass", "slopes"})
+    absolute: ClassVar[Scale | None] = None
+
+    chunk: int = setting(256, 1)
+
+    def _received(self, chosen: View) -> Tensor:
+        value_BhCd, heads = chosen.value_BhNd.float(), chosen.query_BHNd.shape[1]
+        weights, group = chosen.output_weight().unflatten(1, (heads, -1)).unbind(1), heads // value_BhCd.shape[1]
+        norms = [(value_BhCd[:, i // group] @ own_Dd.T).norm(dim=-1) for i, own_Dd in enumerate(weights)]
+        slope_BN = F.pad(chosen.slope_BS, (value_BhCd.shape[2], 0))  # entries are no rows
+        return chosen.received(weight_BN=slope_BN, largest=True) * torch.stack(norms, 1)
 
 
 def repeated_context(regions_BN: Tensor) -> Tensor:
@@ -235,6 +265,7 @@ class KVzap(PooledBudget):
     online: ClassVar[Online] = Online(rows=0)
     calibrates: ClassVar[type[CalibratedNumbers]] = TokenScorers
     needs: ClassVar[frozenset[Need]] = frozenset({"inputs"})
+    needs_file: ClassVar[bool] = True
 
     calibration: str | None = None
     pool: Pool = "global"
@@ -244,9 +275,6 @@ class KVzap(PooledBudget):
     @cached_property
     def _placed(self) -> dict[tuple[int, torch.device], list[Tensor]]:
         return {}
-
-    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        self.read_numbers("; or use kvzip")
 
     def score(self, view: View) -> Scores:
         place = view.layer, view.key_BhNd.device

@@ -1,15 +1,16 @@
-"""Methods by who asks: TOVA, Finch, Quest, Q-Filters, ExpectedAttention and TriAttention.
+"""Methods by who asks: TOVA, Finch, Quest, Q-Filters, ExpectedAttention, CapKV and TriAttention.
 
 Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, G = H / h, d head width, r of its
 channels that are turned, L layers.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import inf
 from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from subtoken_train.calibrations import CalibratedNumbers, check_table, table_words
 from subtoken_train.errors import refuse
@@ -29,8 +30,7 @@ class TOVA(Eviction):
     """TOVA (Oren et al., 2024): the entries that the prompt's last row attends to, one set for all heads of a layer.
 
     Source: "Transformers are Multi-State RNNs" (2401.06104) and its code (``tova_cache.py`` @9c7d09b): attention of the
-    last row, mean over all query heads. The paper evicts at every step of decoding, here after ``eviction_every``
-    tokens.
+    last row, mean over all query heads. The paper evicts at every step, here after ``eviction_every`` tokens.
 
     Attributes:
         protect_last: the prompt's last entry always stays, inside the budget (kvpress).
@@ -118,23 +118,34 @@ class QuestSteps(Eviction):
         return None if layer < self.dense_layers else (self.page_size, self.least_pages)
 
 
+class HeadVectors(CalibratedNumbers):
+    """Vectors of every head: each field holds a table for every layer, [heads, d], all of one shape."""
+
+    of_queries: ClassVar[bool] = False  # of query heads; else of key-value heads
+
+    def __post_init__(self) -> None:
+        tables = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
+        for name, table_LHd in tables.items():
+            for layer, table_Hd in enumerate(table_LHd):
+                check_table(f"{name}[{layer}]", table_Hd, 0 if name == "length" else -1e6, 1e6)
+        shapes = {(len(own), *{(len(table), len(table[0])) for table in own}) for own in tables.values()}
+        if len(shapes) != 1 or len(shapes.pop()) != 2:
+            raise ValueError(f"{' and '.join(tables)} must hold a table for every layer, all of one shape")
+
+    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
+        name = fields(self)[0].name  # type: ignore[arg-type]
+        found = torch.tensor(getattr(self, name)).shape
+        heads = found[1] if self.of_queries and found[1] % num_kv_heads == 0 else num_kv_heads
+        words = "{} has {} layers of {} heads of width {}, and the backbone {} of {} of {}"
+        wanted = num_layers, heads, head_dim
+        refuse((found != wanted, words.format(name, *found, *wanted)))
+
+
 @dataclass(frozen=True)
-class HeadDirections(CalibratedNumbers):
+class HeadDirections(HeadVectors):
     """Direction of the queries of every head: per layer and key-value head, [L, h, d]."""
 
     direction: list[list[list[float]]]
-
-    def __post_init__(self) -> None:
-        for layer, table in enumerate(self.direction):
-            check_table(f"direction[{layer}]", table, -1e6, 1e6)
-        if len({(len(table), len(table[0])) for table in self.direction}) != 1:
-            raise ValueError("direction must hold a table for every layer, all of one shape")
-
-    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        found = len(self.direction), len(self.direction[0]), len(self.direction[0][0])
-        words = "direction has {} layers of {} heads of width {}".format(*found)
-        unlike = found != (num_layers, num_kv_heads, head_dim)
-        refuse((unlike, f"{words}, and the backbone {num_layers} of {num_kv_heads} of {head_dim}"))
 
     def words(self) -> str:
         lengths = torch.tensor(self.direction).norm(dim=-1).tolist()
@@ -216,73 +227,88 @@ class ExpectedAttention(Eviction):
     epsilon: float = setting(0.0, 0, inf)
 
     def score(self, view: View) -> Scores:
-        sinks_BN = view.entries_BN & (view.entries_BN.cumsum(-1) <= self.sinks)
-        counted_BN = view.entries_BN & ~sinks_BN
-        mean_BHd, covariance_BHdd = query_statistics(view.unrotated_queries(), counted_BN, self.covariance)
-        ahead = torch.arange(self.future, device=view.next_position.device)
-        rotation = view.rotate(view.next_position + ahead).mean()
-        mean_BHd = rotation.turn(mean_BHd[:, :, None])[:, :, 0]
-        if covariance_BHdd is not None:
-            half_BHdd = rotation.turn(covariance_BHdd).transpose(-1, -2)
-            covariance_BHdd = rotation.turn(half_BHdd).transpose(-1, -2)  # R C R^T
-        logits_BHN = expected_logits(mean_BHd, covariance_BHdd, view.key_BhNd, view.scale)
+        sinks_BN, counted_BN, mean_BHd, *covariance = future_queries(view, self.sinks, self.future, self.covariance)
+        key_BhNd = view.key_BhNd.float()
+        logits_BHN = grouped_products(mean_BHd[:, :, None], key_BhNd) * view.scale
+        for covariance_BHdd in covariance:
+            logits_BHN += variances(covariance_BHdd, key_BhNd) * (0.5 * view.scale**2)
         share_BHN = logits_BHN.masked_fill(~counted_BN[:, None], torch.finfo(torch.float32).min).softmax(-1)
-        scores_BhN = over_groups(share_BHN, view.key_BhNd.shape[1])
+        scores_BhN = over_groups(share_BHN, key_BhNd.shape[1])
         if self.value_norm:
             scores_BhN = (scores_BhN + self.epsilon) * view.value_norms()
         return Scores(scores_BhN.masked_fill(~counted_BN[:, None], 0.0), sinks_BN)
 
 
-def query_statistics(query_BHNd: Tensor, counted_BN: Tensor, covariance: bool) -> tuple[Tensor, Tensor | None]:
-    """Return counted rows' mean [B, H, d] and (biased) covariance [B, H, d, d]; overwrites ``query_BHNd``."""
-    count_B = counted_BN.sum(-1).clamp(min=1)[:, None, None]
-    others_B1N1 = ~counted_BN[:, None, :, None]
-    query_BHNd.masked_fill_(others_B1N1, 0.0)
-    mean_BHd = query_BHNd.sum(2) / count_B
+@dataclass(frozen=True)
+class CapKV(Eviction):
+    """CapKV (2026): entries whose values span what future queries read.
+
+    Source: arXiv 2604.25975, in the form of kvpress (``cap_press.py``). An entry weighs w = exp(``tau`` times the
+    cosine of its key and the mean future query, as in ``expected_attention``), less a head's largest; its score is the
+    leverage w v A^-1 v of its value in the capacity A = I + sum w v v^T, mean over a group. No 1e-6 is added to w.
+
+    Attributes:
+        tau: how much likeness to the mean query counts.
+        future: positions after the prompt whose mean rotation the queries get.
+        sinks: first entries of the prompt that always stay, inside the budget, and count in no statistic.
+    """
+
+    name: ClassVar[str] = "capkv"
+    needs: ClassVar[frozenset[Need]] = frozenset({"values"})
+
+    tau: float = setting(5.0, 0, 1e3)
+    future: int = setting(512, 1, FURTHEST)
+    sinks: int = setting(4)
+
+    def score(self, view: View) -> Scores:
+        sinks_BN, counted_BN, mean_BHd = future_queries(view, self.sinks, self.future, covariance=False)
+        unit_BhNd, value_Bh1Nd = F.normalize(view.key_BhNd.float(), dim=-1), view.value_BhNd.float()[:, :, None]
+        alike_BHN = grouped_products(F.normalize(mean_BHd, dim=-1)[:, :, None], unit_BhNd)
+        alike_BHN = alike_BHN.masked_fill(~counted_BN[:, None], -torch.inf)
+        weight_BHN = (self.tau * (alike_BHN - alike_BHN.amax(-1, keepdim=True))).exp().nan_to_num(0)  # none is counted
+        weight_BhGN = weight_BHN.unflatten(1, (unit_BhNd.shape[1], -1))
+        capacity_BhGdd = (value_Bh1Nd * weight_BhGN[..., None]).mT @ value_Bh1Nd
+        capacity_BhGdd.diagonal(dim1=-2, dim2=-1).add_(1)
+        half_BhGdN = torch.linalg.solve_triangular(torch.linalg.cholesky(capacity_BhGdd), value_Bh1Nd.mT, upper=False)
+        return Scores((weight_BhGN * half_BhGdN.square().sum(-2)).mean(2), sinks_BN)  # |L^-1 v|^2 is v^T A^-1 v
+
+
+def future_queries(view: View, sinks: int, future: int, covariance: bool) -> tuple[Tensor, ...]:
+    """Return sinks, other entries, their queries' mean [B, H, d] and covariance, turned by the next rotations' mean."""
+    sinks_BN = view.entries_BN & (view.entries_BN.cumsum(-1) <= sinks)
+    counted_BN = view.entries_BN & ~sinks_BN
+    count_B11, others_B1N1 = counted_BN.sum(-1).clamp(min=1)[:, None, None], ~counted_BN[:, None, :, None]
+    query_BHNd = view.unrotated_queries().masked_fill_(others_B1N1, 0.0)
+    rotation = view.rotate(view.next_position + torch.arange(future, device=view.next_position.device)).mean()
+    mean_BHd = query_BHNd.sum(2) / count_B11
+    found = sinks_BN, counted_BN, rotation.turn(mean_BHd[:, :, None])[:, :, 0]
     if not covariance:
-        return mean_BHd, None
+        return found
     query_BHNd.sub_(mean_BHd[:, :, None]).masked_fill_(others_B1N1, 0.0)
-    return mean_BHd, query_BHNd.transpose(-1, -2) @ query_BHNd / count_B[..., None]
+    half_BHdd = rotation.turn(query_BHNd.mT @ query_BHNd / count_B11[..., None]).mT
+    return *found, rotation.turn(half_BHdd).mT  # R C R^T
 
 
-def expected_logits(mean_BHd: Tensor, covariance_BHdd: Tensor | None, key_BhNd: Tensor, scale: float) -> Tensor:
-    """Return the log of the expected exp(scale * q.k) over normal queries q, [B, H, N] in fp32."""
-    batch, heads, width = mean_BHd.shape
-    kv_heads, length = key_BhNd.shape[1:3]
-    key_BhNd = key_BhNd.float()
-    logits_BhGN = mean_BHd.view(batch, kv_heads, -1, width) @ key_BhNd.transpose(-1, -2) * scale
-    if covariance_BHdd is not None:
-        # one product for the query heads that share a key
-        every_BhdGd = covariance_BHdd.view(batch, kv_heads, -1, width, width).transpose(2, 3)
-        seen_BhNGd = (key_BhNd @ every_BhdGd.flatten(3)).view(batch, kv_heads, length, -1, width)
-        spread_BhNG = (seen_BhNGd @ key_BhNd[..., None])[..., 0]
-        logits_BhGN = logits_BhGN + spread_BhNG.transpose(-1, -2) * (0.5 * scale**2)
-    return logits_BhGN.reshape(batch, heads, length)
+def variances(covariance_BHdd: Tensor, key_BhNd: Tensor) -> Tensor:
+    """Return the variance of every head's products of query and key, [B, H, N]."""
+    batch, kv_heads, length, width = key_BhNd.shape
+    # one product for the query heads that share a key
+    every_BhdGd = covariance_BHdd.view(batch, kv_heads, -1, width, width).transpose(2, 3)
+    seen_BhNGd = (key_BhNd @ every_BhdGd.flatten(3)).view(batch, kv_heads, length, -1, width)
+    return (seen_BhNGd @ key_BhNd[..., None])[..., 0].mT.reshape(batch, -1, length)
 
 
 DISTANCES = 17  # from 1 to 65,536
 
 
 @dataclass(frozen=True)
-class QueryCentres(CalibratedNumbers):
+class QueryCentres(HeadVectors):
     """Mean of each query head's queries before rotation, [L, H, d], and the mean length of each channel's pair."""
+
+    of_queries: ClassVar[bool] = True
 
     mean: list[list[list[float]]]
     length: list[list[list[float]]]
-
-    def __post_init__(self) -> None:
-        for name, table_LHd, low in (("mean", self.mean, -1e6), ("length", self.length, 0)):
-            for layer, table_Hd in enumerate(table_LHd):
-                check_table(f"{name}[{layer}]", table_Hd, low, 1e6)
-        shapes = {(len(table), len(table[0])) for table in (*self.mean, *self.length)}
-        if len(shapes) != 1 or len(self.mean) != len(self.length):
-            raise ValueError("mean and length must hold a table for every layer, all of one shape")
-
-    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        layers, heads, width = len(self.mean), len(self.mean[0]), len(self.mean[0][0])
-        unlike = (layers, heads % num_kv_heads, width) != (num_layers, 0, head_dim)
-        found = f"mean has {layers} layers of {heads} query heads of width {width}"
-        refuse((unlike, f"{found}, and the backbone {num_layers} of a multiple of {num_kv_heads} of {head_dim}"))
 
     def words(self) -> str:
         mean_LH, length_LH = (torch.tensor(each).norm(dim=-1) for each in (self.mean, self.length))
@@ -315,11 +341,10 @@ class TriAttention(Eviction):
     online: ClassVar[Online] = Online(rows=0)
     calibrates: ClassVar[type[CalibratedNumbers]] = QueryCentres
 
+    needs_file: ClassVar[bool] = True
+
     calibration: str | None = None
     window: int | float = window_setting(0.1)
-
-    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        self.read_numbers()
 
     def score(self, view: View) -> Scores:
         numbers, key_BhNd, entries_B1N = self.read_numbers(), view.key_BhNd.float(), view.entries_BN[:, None]

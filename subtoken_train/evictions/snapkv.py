@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from subtoken_train.calibrations import CalibratedNumbers, check_table, check_table_shape, table_words
+from subtoken_train.calibrations import CalibratedNumbers, NumberTable, check_table
 from subtoken_train.evictions.base import Eviction, fitting
 from subtoken_train.evictions.budgets import claims, competing_counts, divide_budget, protected_counts
 from subtoken_train.evictions.observers import (
@@ -212,7 +212,9 @@ class CAKE(Windowed):
         variance_BHN = away_BHWN.square().sum(2) / (count_B11 - 1).clamp(min=1)
         pooled_BHN = neighbours_pooled(mean_BHN + self.gamma * variance_BHN, before_BN, self.kernel, "avg")
         entropy_B = -(rows_BHWN * (rows_BHWN + LEAST).log()).sum((1, 2, 3))
-        preference_B = _log(entropy_B) / self.tau1 + _log(variance_BHN.sum((1, 2))) / self.tau2
+        tiny = torch.finfo(torch.float32).tiny
+        preference_B = entropy_B.clamp(min=tiny).log() / self.tau1
+        preference_B = preference_B + variance_BHN.sum((1, 2)).clamp(min=tiny).log() / self.tau2
         if view.carried is not None:  # the prompt's, which all entries of the last look have: the oldest is one
             oldest_B11 = view.entries_BN.int().argmax(-1)[:, None, None]
             preference_B = view.carried.gather(2, oldest_B11)[:, 0, 0]
@@ -227,13 +229,12 @@ class CAKE(Windowed):
         return window_LB + divide_budget(claims(scores).softmax(0), left_B, (1 - window_LB).clamp(min=0), free_LB)
 
 
-def _log(positive_B: Tensor) -> Tensor:
-    return positive_B.clamp(min=torch.finfo(torch.float32).tiny).log()
-
-
 @dataclass(frozen=True)
-class HeadScores(CalibratedNumbers):
+class HeadScores(NumberTable):
     """Scores of heads, [L, h], 0 or more and not all 0; their ratios count, ``calibrate`` writes a mean of 1."""
+
+    table: ClassVar[str] = "score"
+    says: ClassVar[str] = "score of every head, a line per layer"
 
     score: list[list[float]]
 
@@ -241,12 +242,6 @@ class HeadScores(CalibratedNumbers):
         check_table("score", self.score, 0, 1e6)
         if not any(map(any, self.score)):
             raise ValueError("score is 0 for all heads; one of them must be more")
-
-    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        check_table_shape("score", self.score, num_layers, num_kv_heads)
-
-    def words(self) -> str:
-        return table_words("score of every head, a line per layer", self.score)
 
 
 @dataclass(frozen=True)
@@ -271,6 +266,7 @@ class HeadKV(SnapKV):
     absolute: ClassVar[Scale | None] = None
     calibrates: ClassVar[type[CalibratedNumbers]] = HeadScores
     heads_differ: ClassVar[bool] = True
+    needs_file: ClassVar[bool] = True
 
     window: int | float = window_setting(32)
     kernel: int = kernel_setting(7)
@@ -279,9 +275,6 @@ class HeadKV(SnapKV):
     rows: RowReduction = "mean"
     calibration: str | None = None
     floor: float = setting(0.1, 0, 1)
-
-    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        self.read_numbers()
 
     def score(self, view: View) -> Scores:
         found = super().score(view)
@@ -318,8 +311,7 @@ class SparseMM(HeadKV):
 
     Source: arXiv 2506.05344 and its code (CR400AF-A/SparseMM @f52655b). Windows, an equal ``floor`` of what they leave
     (its ``ratio``), and the rest by scores of visual heads, which ``subtoken-train calibrate sparsemm`` finds once for
-    a backbone, on digit scenes (the release: on pages of words). As released it is of the whole prompt: ``scope: all``
-    here.
+    a backbone, on digit scenes (the release: on pages of words). As released: ``scope: all``.
     """
 
     name: ClassVar[str] = "sparsemm"

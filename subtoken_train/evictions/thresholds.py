@@ -46,9 +46,6 @@ class ThresholdRecord(CalibratedNumbers):
         check_range("mean", self.mean, 0, 1)
         check_range("deviation", self.deviation, 0, 1)
 
-    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        return
-
     def words(self) -> str:
         return (
             f"threshold {self.threshold:g}, window {self.window:,}: keeps {self.mean:.3%} of the entries in scope "

@@ -278,8 +278,7 @@ class Ada(Wrapper):
     Attributes:
         alpha: share of an equal budget that every head has in any case, in [0, 1]; 1 leaves the heads equal.
         safeguard: ``floor`` (kvpress) or ``blend`` (the paper).
-        normalise: multiply a head's scores by the share of its sum that its best ``count`` entries hold (the release).
-            For scores of 0 or more.
+        normalise: multiply a head's scores by the share of its sum that its best ``count`` entries hold (release).
     """
 
     name: ClassVar[str] = "ada"

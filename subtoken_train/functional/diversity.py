@@ -74,8 +74,7 @@ def unlike_places(
 def without_doubles(unit_RD: Tensor, count: int) -> Tensor:
     """Return the indices of ``count`` rows (at least 1) that are left when the most alike went, int64.
 
-    Every other row is matched with the most similar of those between; of up to 8 pairs at a time, the most similar
-    ones, the former goes.
+    Every other row is matched with the most similar of those between; of the 8 most similar pairs the former goes.
     """
     with torch.autocast(unit_RD.device.type, enabled=False):
         like_RR = unit_RD @ unit_RD.T

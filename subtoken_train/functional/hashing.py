@@ -1,7 +1,6 @@
 """Hashes: pseudo-random numbers from integer keys, and tensors in a digest.
 
-Random controls draw a hash of (seed, sample, layer, position, group), not a stream: the same numbers in any batch, and
-again when a layer is recomputed.
+Random controls hash (seed, sample, layer, position, group): the same numbers in any batch, and when a layer runs again.
 """
 
 from __future__ import annotations

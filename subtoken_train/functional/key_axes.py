@@ -1,8 +1,7 @@
 """Cut keys: the channels that stay (ThinK), axes along which a cut loses least (RotateK); axes of values (ours).
 
 **Channels.** A channel's score is the mean of q_d^2 over the last rows and the group's heads times the mean of k_d^2
-over the cached keys, both rotated. Source: ThinK (Xu et al., 2024), as released (``SalesforceAIResearch/ThinK``,
-``key_pruner_query_driven``).
+over the cached keys, both rotated. Source: ThinK (Xu et al., 2024), as released (``key_pruner_query_driven``).
 
 **Axes.** k' = (k - m) Q, q' = q Q. ``m`` and ``C`` are mean and covariance of the keys that are cut, of each key-value
 head's own; ``w_d`` is the length of channel d over the last queries, averaged over the head's group first; the axes are

@@ -23,10 +23,11 @@ from subtoken_train.errors import SubTokenWarning
 from subtoken_train.functional.gather import each_tensor, last_marked, take_rows
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import Prefill, who_drops
-from subtoken_train.kernels.formats import MODEL, KVDtype
+from subtoken_train.kernels.formats import MODEL
 from subtoken_train.ledger.kv_budget import KVShape, mean_deviation, share_words
 from subtoken_train.ledger.ledger import Ledger
 from subtoken_train.ledger.measure import emptied_regions, emptied_words, measured_ledger
+from subtoken_train.settings import KVDtype
 from subtoken_train.types import Batch, LayerPlan, Layout, Plan, Region, in_compressed_region
 
 

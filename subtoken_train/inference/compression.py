@@ -22,9 +22,10 @@ from subtoken_train.families.family import Family, check_calibration
 from subtoken_train.families.positions import rotary_kind
 from subtoken_train.functional.gather import last_marked
 from subtoken_train.functional.merging import Merge
-from subtoken_train.kernels.formats import FORMATS, KVDtype
+from subtoken_train.kernels.formats import FORMATS
 from subtoken_train.ledger.kv_budget import check_share, kept_channels
 from subtoken_train.reducers.base import Reducer
+from subtoken_train.settings import KVDtype
 from subtoken_train.typed import Written, shown, written_as
 from subtoken_train.types import Batch, KeyAxes, Region, in_compressed_region
 from subtoken_train.view.view import Scope

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, get_args
 
 import torch
@@ -24,12 +23,11 @@ from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.modes import watching_inputs
 from subtoken_train.engine.prompt_pass import PromptPass, Rows, are_finite, check_logits, layer_plan
-from subtoken_train.engine.second_pass import rows_of_task, second_pass, task_tokens
+from subtoken_train.engine.second_pass import second_pass
 from subtoken_train.engine.spans import Chunks
 from subtoken_train.errors import SubTokenWarning, check_together, check_word, no_numbers, refuse
 from subtoken_train.evictions.kvzip import TrainedGates
 from subtoken_train.evictions.thresholds import Threshold
-from subtoken_train.families.family import Family
 from subtoken_train.families.positions import position_bound, warn_beyond
 from subtoken_train.functional.gather import kept_index, on_device, take_rows
 from subtoken_train.functional.objective import IGNORE_INDEX
@@ -122,12 +120,12 @@ def prefill(
     if compression.eviction is not None:
         eviction = EvictionPass(compression, family, prompts, backbone.reducer, backbone.group_budget)
     packer = LayerPacker(backbone, compression, cache, prompts.input_ids_BN.shape[1])
-    given = backbone, prompts, eviction, packer
     try:
         if compression.prefill_chunk is None:
-            plan = pack_whole(result := run_whole(*given), eviction, packer)
+            result = run_whole(backbone, prompts, eviction, packer)
+            plan = pack_whole(result, eviction, packer)
         else:
-            result, plan = _chunked(*given, between)
+            result, plan = _chunked(backbone, prompts, eviction, packer, between)
     except torch.OutOfMemoryError:
         raise
     except (AssertionError, RuntimeError) as error:  # as statistics of NaN fail in many ways
@@ -165,17 +163,18 @@ def run_whole(
 ) -> PromptPass:
     """Run all layers, and the eviction's second pass after them; the packer's dense cache is filled."""
     family, dense = backbone.family, packer.dense
-    if eviction is not None:
-        _warn_of_tasks(prompts, eviction, family)
     result = backbone.run(prompts, cache=dense, pad_left=True, **_watching(eviction, packer))
-    if eviction is not None:
-        entries = [regions_BM != Region.PADDING for _, regions_BM in result.layer_rows()]
-        for task in eviction.tasks:
-            read = rows_of_task(family, result, task)
-            watch = partial(eviction.observe_task, task, read)
-            positions = [rows.position for rows, _ in result.layer_rows()]
-            with family.as_long_as(result.rows.next_position):  # its keys are turned as the prompt's are
-                second_pass(family, dense, entries, read, watch, positions)
+    if eviction is None:
+        return result
+    bound, start, method = position_bound(family.decoder.config), result.rows.next_position, eviction.method
+    for task in eviction.tasks:
+        with family.as_long_as(start):  # its keys are turned as the prompt's are
+            rows = second_pass(family, dense, result, task, eviction.observe_task, "slopes" in method.needs)
+        if bound is not None and int(start.max()) <= bound <= int(rows.position.max()):
+            words = f"eviction {method.name!r} runs further rows after a prompt to score it, past the {bound:,}"
+            after = "positions that the model was made for; it continues, but may choose worse"
+            advice = f"shorten the context, or {method.second_pass_advice}"
+            warnings.warn(f"{words} {after}; {advice}", SubTokenWarning, stacklevel=1)  # one place, whoever asks
     return result
 
 
@@ -297,22 +296,6 @@ def decode_joined(backbone: CompressedBackbone, token_ids_B1: Tensor, caches: Se
     for cache in caches:
         cache.advance(1)
     return logits_BV
-
-
-def _warn_of_tasks(prompts: Batch, eviction: EvictionPass, family: Family) -> None:
-    """Warn where a second pass takes positions that the model was not made for, after a prompt that does not."""
-    bound, method = position_bound(family.decoder.config), eviction.method
-    lengths_B = (prompts.regions_BN != Region.PADDING).sum(-1)
-    if bound is None:
-        return
-    for task in eviction.tasks:
-        tokens_B = task_tokens(family, task, prompts.regions_BN)
-        needed, place = (lengths_B + tokens_B).masked_fill(~eviction.again_B, 0).max(0)
-        if bound is not None and lengths_B[place] <= bound < needed:
-            words = f"eviction {method.name!r} runs further rows after a prompt to score it, past the {bound:,}"
-            after = "positions that the model was made for; it continues, but may choose worse"
-            advice = f"shorten the context, or {method.second_pass_advice}"
-            warnings.warn(f"{words} {after}; {advice}", SubTokenWarning, stacklevel=1)  # one place, whoever asks
 
 
 def reader_of_question(backbone: CompressedBackbone, compression: Compression) -> str | None:

@@ -231,7 +231,6 @@ def encode_chat(
     Context and ``asked`` are one turn of the user; no token spans the end of the context, and no special token is
     added. A template that can ask a model to think first is told not to.
     """
-    check_template(family.tokenizer)
     head, _, frame = text_frame(family, context, enable_thinking=False)
     asked = as_text(family, asked) + frame.after + answer_prefix
     first, second = (tokenise(family.tokenizer, text)[0] for text in (head, asked))
@@ -323,7 +322,6 @@ def without_middle(
 
 def in_chat(family: Family, prompt: str, context: int | None) -> tuple[str, int | None]:
     """A prompt as the user's turn in the tokenizer's chat template, and the characters that may be compressed."""
-    check_template(family.tokenizer)
     turns = [{"role": "user", "content": prompt}]
     text = filled_template(family.tokenizer, turns, add_generation_prompt=True, enable_thinking=False)
     if context is None:

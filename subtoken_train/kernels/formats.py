@@ -1,8 +1,8 @@
 """Formats of stored keys and values: one object says how vectors are stored, read, counted and named.
 
-A new format is a class here (of ``Format``) with ``fused = False``, and its name in ``KVDtype``, ``FORMATS`` and
-``settings.py``; ``fused`` ones have a branch in every kernel. Tests round by hand in ``tests/support/plain_parts.py``,
-bound the error in ``truth_cells.py``, and store it in ``test_packed_truth.py``; ``docs/formats.md`` has a row.
+A new format is a member of ``FORMATS`` below, of a class here or a new one, and its name in ``KVDtype`` of
+``settings.py``. What it does not override it has: no fast kernel, all of torch's. Tests take every member; a new class
+rounds by hand in ``tests/support/plain_parts.py``. ``docs/formats.md`` has a row.
 
 Shapes of payloads: [R, c, M, d] with R rows of a block, c heads of a row, M entries, d channels. The pieces of values
 that are stored in part are [n, w], n pieces of w channels, whose scales are those of their entries.
@@ -20,13 +20,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-KVDtype = Literal[
-    "model", "int8", "int4", "int4_rotated", "int8_channel", "kivi4", "kivi2", "turboquant4", "turboquant3"
-]
+from subtoken_train.settings import KVDtype
+
 Part = Literal["keys", "values", "pieces"]
 
+KERNELS = ("triton_pack", "triton_decode", "native")
 CHUNK = 2**20  # bytes of codes that are dequantised per call
-GATHERED = 2**19  # bytes of chosen pages that are gathered per call: they stay in a processor's cache
 SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
 """Shares of a rotated key's largest magnitude that its scale is tried with."""
 BLOCK = 16  # channels of a rotated key whose errors are passed on at once
@@ -51,8 +50,12 @@ class Format:
     rotates = False  # true where a layer's keys, its tail's too, and its queries are put into a basis of their own
     mixes = False  # true where the channels of a stored key are mixed: none can be cut, and no page read by them
     run = 1  # consecutive entries of a head whose keys share scales
-    fused = True  # false where the fused kernels do not read it
     left = 0  # first and last layers of a model that stay in its dtype, half of its layers at most
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Fast kernels that write or read it, by their files; torch serves every format."""
+        return () if self.rounds else KERNELS
 
     @property
     def per_code(self) -> int:
@@ -61,7 +64,7 @@ class Format:
 
     def code_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype of stored numbers in a model of ``dtype``."""
-        return dtype
+        return torch.uint8 if self.rounds else dtype
 
     def code_width(self, width: int) -> int:
         """Return how many numbers store a vector of ``width`` channels."""
@@ -117,8 +120,9 @@ class Symmetric(Format):
 
     rounds = True
 
-    def __post_init__(self) -> None:
-        assert self.bits in (4, 8), "no kernel reads symmetric integers of other bits; derive from Format"
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        return KERNELS if self.bits in (4, 8) else ()
 
     def code_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.int8 if self.bits == 8 else torch.uint8
@@ -135,12 +139,16 @@ class Symmetric(Format):
     def store(self, vectors: Tensor, largest: Tensor | None = None) -> Payload:
         self.check_width(vectors.shape[-1], _pieces(vectors))
         scale = self.scale_of(vectors.abs().amax(-1, keepdim=True) if largest is None else largest)
-        codes = (vectors.float() / scale.float()).round().clamp(-self.top, self.top).to(torch.int8)
-        return self._packed(codes, scale, vectors.dtype)
+        return Payload(self.coded(vectors.float() / scale.float()), scale, vectors.dtype, self)
 
-    def _packed(self, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Payload:
-        data = codes if self.bits == 8 else packed_codes((codes + 8).to(torch.uint8), self.bits)
-        return Payload(data, scale, dtype, self)
+    def coded(self, numbers: Tensor) -> Tensor:
+        """Return what is stored of numbers in units of their scale."""
+        codes = numbers.round().clamp(-self.top, self.top).to(torch.int8)
+        return codes if self.bits == 8 else packed_codes((codes + self.top + 1).to(torch.uint8), self.bits)
+
+    def decoded(self, data: Tensor) -> Tensor:
+        """Return the numbers of ``coded``, fp32."""
+        return (data if self.bits == 8 else unpacked_codes(data, self.bits).view(torch.int8).sub_(self.top + 1)).float()
 
     def store_pieces(self, pieces_nw: Tensor, stored_n: Tensor, sizes: tuple[int, int, int], per_head: int) -> Payload:
         place_n = places_of_pieces(stored_n, per_head, sizes[2])
@@ -150,19 +158,18 @@ class Symmetric(Format):
 
     def read(self, payload: Payload) -> Tensor:
         assert payload.scale is not None
-        codes = payload.data if self.bits == 8 else unpacked_codes(payload.data, self.bits).view(torch.int8).sub_(8)
-        return codes.float().mul_(payload.scale.float()).to(payload.dtype)
+        return self.decoded(payload.data).mul_(payload.scale).to(payload.dtype)
 
 
 @dataclass(frozen=True)
 class Rotated(Symmetric):
     """``Symmetric`` on keys in a basis of their own, each with the scale of ``SHARES`` that loses least of it.
 
-    With a feedback every channel takes up what the ones before it lost, as QuIP's LDLQ (Chee et al., 2023) and GPTQ do
-    with weights.
+    With a feedback every channel takes up what those before it lost, as QuIP's LDLQ (Chee et al., 2023) and GPTQ do.
     """
 
     rotates = mixes = True
+    kernels = ("triton_decode", "native")
 
     def store_keys(self, keys: Tensor, feedback: Tensor | None = None) -> Payload:
         wide = keys.float()
@@ -175,7 +182,7 @@ class Rotated(Symmetric):
         if feedback is None:
             return self.store(keys, best)
         scale = self.scale_of(best)
-        return self._packed(self._fed_back(wide, scale.float(), feedback), scale, keys.dtype)
+        return Payload(self.coded(self._fed_back(wide, scale.float(), feedback)), scale, keys.dtype, self)
 
     def _fed_back(self, wide: Tensor, scale: Tensor, feedback: Tensor) -> Tensor:
         """Return codes, channel after channel; what a block of channels owes to those after it is paid at once."""
@@ -194,6 +201,53 @@ class Rotated(Symmetric):
 
 
 @dataclass(frozen=True)
+class Fp8(Symmetric):
+    """Floats of a byte (e4m3, up to 448, to the nearest even) instead of integers."""
+
+    kernels, top = (), 448
+
+    def code_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return torch.float8_e4m3fn
+
+    def coded(self, numbers: Tensor) -> Tensor:
+        return numbers.clamp(-self.top, self.top).to(torch.float8_e4m3fn)
+
+    def decoded(self, data: Tensor) -> Tensor:
+        return data.float()
+
+
+@dataclass(frozen=True)
+class NVFP4(Symmetric):
+    """Blocks of 16 channels: floats of half a byte (e2m1, up to 6, to the nearest even), then their e4m3 scale.
+
+    NVIDIA's has one more scale, fp32, for a whole tensor; here each vector has its own, fp16, whatever is beside it.
+    """
+
+    kernels, top, per_code = (), 6 * 448, 16
+
+    def code_width(self, width: int) -> int:
+        return width * 9 // 16
+
+    def width(self, code_width: int) -> int:
+        return code_width * 16 // 9
+
+    def coded(self, numbers: Tensor) -> Tensor:
+        blocks = numbers.unflatten(-1, (-1, 16))
+        scale = (blocks.abs().amax(-1, keepdim=True) / 6).clamp(max=448).to(torch.float8_e4m3fn)
+        own = (blocks / scale.float()).nan_to_num(0, 0, 0).clamp(-6, 6)  # a scale that e4m3 flushes to 0 divides by it
+        size = own.abs()
+        most = torch.where(size < 4, size.round() + 2, (size / 2).round() + 4)
+        codes = (torch.where(size < 2, (2 * size).round(), most) + 8 * own.signbit()).to(torch.uint8).flatten(-2)
+        return torch.cat([packed_codes(codes, 4), scale.view(torch.uint8).flatten(-2)], -1)
+
+    def decoded(self, data: Tensor) -> Tensor:
+        codes, scale = data.tensor_split([data.shape[-1] // 9 * 8], -1)
+        above = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device=data.device)
+        own = torch.cat([above, -above])[unpacked_codes(codes, 4).int()].unflatten(-1, (-1, 16))
+        return (own * scale.view(torch.float8_e4m3fn).float()[..., None]).flatten(-2)
+
+
+@dataclass(frozen=True)
 class AboveZero(Format):
     """Integers above a zero point, the block's least number; scale and zero point fp16, beside each other: [..., 2]."""
 
@@ -203,9 +257,6 @@ class AboveZero(Format):
     def top(self) -> int:
         """Largest code."""
         return (1 << self.bits) - 1
-
-    def code_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        return torch.uint8
 
     def block(self, width: int) -> int:
         """Return how many channels of a value share a scale and a zero point."""
@@ -247,11 +298,10 @@ class Kivi(AboveZero):
 
     KIVI (Liu et al., 2024; section 3 and ``quant/new_pack.py`` of the release), and the same in 8 bits. Of every head's
     kept entries all full runs before the last 32 are rounded, once, when the prompt is packed. Not theirs: what follows
-    a prompt is never rounded, as a cache can be cropped; pieces of routed values share one zero point and scale per
-    entry's head.
+    a prompt is never rounded, as a cache can be cropped; routed values share a zero point and scale per entry's head.
     """
 
-    run = 32
+    run, kernels = 32, ("triton_decode",)
 
     def rounded(self, count: Tensor) -> Tensor:
         return (count - LATEST).clamp(min=0) // self.run * self.run
@@ -280,12 +330,10 @@ class TurboQuant(AboveZero):
     TurboQuant (Zandieh et al., 2025, arXiv 2504.19874) as vLLM ships it (#38479: ``turboquant_4bit_nc``, ``_3bit_nc``).
     A key of length 1, turned by a Hadamard matrix, has nearly normal channels of variance 1 / d: each takes the nearest
     of ``LEVELS``. What is read back has the key's norm (fp16) again. A value is not turned, and has one scale and zero
-    point. The first two layers and the last two stay in the model's dtype. Not offered: 8-bit keys, the residual bit
-    (QJL). The fused kernels and those in C do not read it.
+    point. The first two layers and the last two stay in the model's dtype. Not offered: 8-bit keys, QJL's residual bit.
     """
 
-    mixes, fused = True, False
-    left = 2
+    mixes, left = True, 2
 
     def scale_shape(self, lead: Sequence[int], width: int, part: Part) -> tuple[int, ...]:
         return (*lead, 1) if part == "keys" else super().scale_shape(lead, width, part)
@@ -376,7 +424,7 @@ def unpacked_codes(data: Tensor, bits: int) -> Tensor:
     words = data if size == 1 else sum(data[..., byte::size].int() << 8 * byte for byte in range(size))
     assert isinstance(words, Tensor)
     parts = [words & mask, *(words >> shift & mask for shift in range(bits, 8 * size - bits, bits))]
-    return torch.stack([*parts, words >> 8 * size - bits], -1).flatten(-2)
+    return torch.stack([*parts, words >> 8 * size - bits], -1).flatten(-2).to(torch.uint8)
 
 
 def _pieces(vectors: Tensor) -> str:
@@ -385,7 +433,7 @@ def _pieces(vectors: Tensor) -> str:
 
 
 MODEL = Format("model", 0)
-_SYMMETRIC = Symmetric("int8", 8), Symmetric("int4", 4), Rotated("int4_rotated", 4)
+_SYMMETRIC = Symmetric("int8", 8), Symmetric("int4", 4), Rotated("int4_rotated", 4), Fp8("fp8", 8), NVFP4("nvfp4", 4)
 _ABOVE_ZERO = Kivi("int8_channel", 8), Kivi("kivi4", 4), Kivi("kivi2", 2)
 _TURBO = TurboQuant("turboquant4", 4), TurboQuant("turboquant3", 3)
 FORMATS: dict[KVDtype, Format] = {each.name: each for each in (MODEL, *_SYMMETRIC, *_ABOVE_ZERO, *_TURBO)}
@@ -439,39 +487,3 @@ def concatenated(parts: Sequence[Payload], axis: int) -> Payload:
     scales = [part.scale for part in parts if part.scale is not None]
     data = [part.data if part.format.rounds else part.data.to(first.dtype) for part in parts]
     return replace(first, data=torch.cat(data, axis), scale=torch.cat(scales, axis) if scales else None)
-
-
-@dataclass
-class Picked(Payload):
-    """Some of a payload's vectors, gathered when they are read."""
-
-    entry_RcM: Tensor
-
-    @classmethod
-    def of(cls, payload: Payload, entry_RcM: Tensor) -> Picked:
-        """Pick entries of every head of a payload."""
-        return cls(payload.data, payload.scale, payload.dtype, payload.format, entry_RcM)
-
-    @property
-    def entries(self) -> int:
-        return self.entry_RcM.shape[2]
-
-    @property
-    def stretch(self) -> int:
-        rows, heads = self.data.shape[:2]
-        return max(1, GATHERED // (rows * heads * self.data.shape[-1] * self.data.element_size()))
-
-    def narrow(self, axis: int, start: int, length: int) -> Picked:
-        assert axis == 2
-        return Picked.of(self, self.entry_RcM.narrow(2, start, length))
-
-    def read(self) -> Tensor:
-        rows, heads, entries, _ = self.data.shape
-        first_Rc1 = torch.arange(rows * heads, device=self.data.device).view(rows, heads, 1) * entries
-        place = (first_Rc1 + self.entry_RcM).flatten()
-
-        def taken(vectors: Tensor) -> Tensor:
-            own = vectors.view(-1, vectors.shape[-1]).index_select(0, place)
-            return own.view(*self.entry_RcM.shape, vectors.shape[-1])
-
-        return Payload(self.data, self.scale, self.dtype, self.format).each(taken).read()

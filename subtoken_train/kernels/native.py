@@ -21,7 +21,6 @@ from torch import Tensor
 
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.kernels.choice import compiler
-from subtoken_train.kernels.formats import Symmetric
 from subtoken_train.kernels.storage import Block, BlockPart, RoutedValues, Tail
 
 SOURCE = Path(__file__).with_name("attention.c")
@@ -79,8 +78,8 @@ class _Layout:
         self.of = dtype, width
         self.plain = block.channels is None and all(
             payload.dtype == dtype
-            and payload.format.fused
-            and (isinstance(payload.format, Symmetric) if payload.format.rounds else payload.data.dtype == dtype)
+            and "native" in payload.format.kernels
+            and (payload.format.rounds or payload.data.dtype == dtype)
             and payload.data.is_contiguous()
             for payload in block.payloads
         )

@@ -49,7 +49,7 @@ class Field(IntEnum):
 SHORTEST = 128  # entries of a stretch, at least
 PROGRAMS = 4  # programs for each multiprocessor, about
 
-_CODES = [each.code_dtype(torch.float32) for each in FORMATS.values() if each.rounds]
+_CODES = [each.code_dtype(torch.float32) for each in FORMATS.values() if "triton_decode" in each.kernels]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, *_CODES)  # dtypes that the kernels read
 
 
@@ -131,8 +131,8 @@ def unserved(blocks: Sequence[Block], query_BHqd: Tensor) -> str | None:
         return f"{query_BHqd.dtype}"
     if new == 1 and any(block.pages is not None for block in blocks):
         return "pages that each step chooses"
-    own = [payload.format for block in blocks for payload in block.payloads if not payload.format.fused]
-    return f"kv_dtype {own[0].name}" if own else None
+    forms = [payload.format for block in blocks for payload in block.payloads]
+    return next((f"kv_dtype {form.name}" for form in forms if "triton_decode" not in form.kernels), None)
 
 
 def row_table(blocks: Sequence[Block], batch: int, kv_heads: int, width: int, fill: Fill | None = None) -> RowTable:

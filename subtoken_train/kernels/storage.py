@@ -21,7 +21,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from subtoken_train.kernels.formats import Payload, Picked
+from subtoken_train.kernels.formats import Payload
 
 _tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
 """By device: of every byte the number of bits that are set; and of (byte, k) the place of its k-th set bit. 1.3 KB."""
@@ -242,9 +242,10 @@ def read_pages(block: Block, query_RcGd: Tensor) -> Block:
     entry_RcM = (entry_Rcn + torch.arange(pages.size, device=entry_Rcn.device)).flatten(2)
     whole = pages.low.shape[2] * pages.size
     left = part.entries - whole
-    keys, values = part.keys, part.values
-    chosen = BlockPart(Picked.of(keys, entry_RcM), Picked.of(values, entry_RcM))
-    left_over = BlockPart(keys.narrow(2, whole, left), values.narrow(2, whole, left))
+    rows, heads = (torch.arange(size, device=entry_RcM.device) for size in entry_RcM.shape[:2])
+    places = rows[:, None, None], heads[:, None], entry_RcM
+    chosen = BlockPart(*(payload.each(lambda vectors: vectors[places]) for payload in part.payloads))
+    left_over = BlockPart(*(payload.narrow(2, whole, left) for payload in part.payloads))
     return Block(block.rows, [chosen, left_over], numbers=block.numbers)
 
 

@@ -1,7 +1,6 @@
 """Token reducers; a new one is a class and a line in ``REDUCERS``, which names each one's file.
 
-They score. ``keep_ranked`` (``base.py``) turns scores into a mask of what stays; ``engine/compressed_backbone.py``
-leaves the other rows out.
+They score; ``keep_ranked`` (``base.py``) makes a mask, by which ``engine/compressed_backbone.py`` leaves rows out.
 """
 
 from __future__ import annotations

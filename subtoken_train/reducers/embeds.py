@@ -237,8 +237,7 @@ class EVS(VideoReducer):
     As vLLM ships it (vllm-project/vllm #22980, read in 0.33.0): a token's dissimilarity is 1 - cosine of its projected
     feature to that in the same place of the frame before; the first frame comes first, and in the whole video the most
     dissimilar tokens stay, at their own positions. For Qwen a frame is a layer of two. The count is exact, so that a
-    small share cuts the first frame's last tokens; a prompt with images is refused; on Qwen3-VL the input embeddings
-    are compared.
+    small share cuts the first frame's last tokens; images are refused; Qwen3-VL's input embeddings are compared.
     """
 
     name: str = "evs"

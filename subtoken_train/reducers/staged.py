@@ -17,7 +17,7 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from subtoken_train.calibrations import CalibratedNumbers, check_table, check_table_shape, table_words
+from subtoken_train.calibrations import CalibratedNumbers, NumberTable, check_table
 from subtoken_train.errors import refuse
 from subtoken_train.functional.causal_attention import attention_paid
 from subtoken_train.ledger.kv_budget import exact, kept_count, matched_count
@@ -238,8 +238,12 @@ PUBLISHED = (
 
 
 @dataclass(frozen=True)
-class PruneSchedules(CalibratedNumbers):
+class PruneSchedules(NumberTable):
     """Shares of the visual tokens that layers hold, [R, L]: 1 in layer 0, falling; rows by falling average."""
+
+    table: ClassVar[str] = "shares"
+    says: ClassVar[str] = "share of the visual tokens in every layer, a line per schedule"
+    by_layer: ClassVar[bool] = True
 
     shares: list[list[float]]
 
@@ -253,12 +257,6 @@ class PruneSchedules(CalibratedNumbers):
         averages = [sum(row) / len(row) for row in self.shares]
         if any(low >= high for high, low in pairwise([1.0, *averages])):
             raise ValueError("shares must be rows of falling averages below 1")
-
-    def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        check_table_shape("shares", self.shares[0], num_layers)
-
-    def words(self) -> str:
-        return table_words("share of the visual tokens in every layer, a line per schedule", self.shares)
 
 
 @dataclass(frozen=True, kw_only=True)

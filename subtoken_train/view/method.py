@@ -50,11 +50,11 @@ class Method:
         kind = None if file is None else self.calibrates
         return None if kind is None else read_calibration(file, _name_of(self), kind)
 
-    def read_numbers(self, advice: str = "") -> Any:
+    def read_numbers(self) -> Any:
         """Return what the calibration holds; a ``ValueError`` says how to make one where none is named."""
         if self.calibrated is None:
             name = _name_of(self)
-            made = f"'subtoken-train calibrate {name}' writes one, for the option calibration{advice}"
+            made = f"'subtoken-train calibrate {name}' writes one, for the option calibration"
             reads = f"{name} reads numbers that are found for a backbone, and calibration names no file of them"
             raise ValueError(f"{reads}; {made}")
         return self.calibrated.numbers

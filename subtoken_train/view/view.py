@@ -37,11 +37,11 @@ from subtoken_train.types import Frames, Region
 Scope = Literal["context", "all", "visual"]
 Rule = Callable[[Tensor], Tensor]  # marks rows by their regions, bool [B, N]
 """``context``: what is VISUAL or CONTEXT (``visual`` is another word for it); ``all``: every entry of the prompt."""
-Need = Literal["rows", "blocks", "key_norms", "values", "value_norms", "second_pass", "asks", "inputs"]
+Need = Literal["rows", "blocks", "key_norms", "values", "value_norms", "second_pass", "slopes", "asks", "inputs"]
 """``rows``: attention of a few chosen rows; ``blocks``: all rows of a region, a block at a time; ``values``: the values
 themselves; ``value_norms``: both they and their norms; ``second_pass``: the attention that rows which run after the
-prompt (``TaskPlan``) pay to its cached entries; ``asks``: the rows that ask about a context (context reducers);
-``inputs``: what a layer projects to queries, keys and values. Keys and queries need no word."""
+prompt (``TaskPlan``) pay to its cached entries; ``slopes``: what their outputs change; ``asks``: the rows that ask
+about a context (context reducers); ``inputs``: what a layer projects. Keys and queries need no word."""
 
 OF_TASKS: frozenset[Need] = frozenset({"blocks", "value_norms"})
 """Needs that every view of a second pass serves."""
@@ -96,6 +96,7 @@ class View:
     # of a second pass
     task_BS: Tensor = ABSENT  # rows of the task that are no padding, bool
     about_BN: Tensor = ABSENT  # entries that the task scores, bool
+    slope_BS: Tensor = ABSENT  # lengths of gradients, in rows' attention outputs, of their squared last states, fp32
     # while tokens are decoded
     place_BN: Tensor = ABSENT  # number of each entry among all tokens that the layer has seen, from 0
     seen_B: Tensor = ABSENT  # how many those are, int64

@@ -5,10 +5,10 @@ import csv
 import pytest
 import torch
 
+from subtoken_train.calibrating.base import record_prompts
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.scenes import write_scenes
 from subtoken_train.evaluation import diagnostics
-from subtoken_train.evaluation.runner.cell import record_prompts
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from tests.support.helpers import compress, make_batch, sharpen

@@ -134,7 +134,7 @@ def test_what_does_not_fit_is_refused():
     made = build_eviction("triattention", **own).calibrated
     with pytest.raises(ValueError, match=r"make its own: subtoken-train calibrate triattention"):
         made.check_backbone("qwen2", "1" * 64, 3, KV_HEADS, WIDTH)
-    with pytest.raises(ValueError, match="3 layers of 4 query heads of width 8, and the backbone 3 of a"):
+    with pytest.raises(ValueError, match="3 layers of 4 heads of width 8, and the backbone 3 of"):
         made.check_backbone(NOBODY.model_type, NOBODY.digest, 3, 3, WIDTH)
     with pytest.raises(ValueError, match="'subtoken-train calibrate triattention' writes one"):
         build_eviction("triattention").check_shape(3, KV_HEADS, WIDTH)

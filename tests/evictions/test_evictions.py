@@ -210,7 +210,8 @@ def test_a_method_that_says_itself_what_stays_is_refused(name):
 
 def test_nothing_of_a_base_is_forgotten():
     """All is passed on or said anew, but own ways to keep or read and a wrapper as a context reducer (``evenly``)."""
-    public = {key for key in vars(Eviction) if not key.startswith("_")} - {*"keep reads pages evenly decides".split()}
+    alone = {*"keep reads pages evenly decides needs_file".split()}
+    public = {key for key in vars(Eviction) if not key.startswith("_")} - alone
     assert public <= {*vars(Wrapper), *vars(around("ada", build_eviction("knorm")))}
 
 

@@ -112,6 +112,7 @@ OUT_OF_RANGE = {
     "ada(knorm)": {"alpha": [-0.1, 1.5, NAN]},
     "aircache": {"alpha": [1.5], "window_size": [0]},
     "cake": {"window": [0], "kernel": [2], "gamma": [-1.0], "tau1": [0.0], "tau2": [NAN]},
+    "capkv": {"tau": [-1.0, NAN], "future": [0], "sinks": [-1]},
     "chunk(knorm)": {"length": [0]},
     "compactor": {"sinks": [-1], "chunk": [0, 10**9], "sketch": [0], "seed": [-3], "blending": [-0.1, NAN]},
     "critical(knorm)": {"first_share": [1.5, -0.5], "epsilon": [-1.0, math.inf]},

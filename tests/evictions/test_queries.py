@@ -173,6 +173,14 @@ def plain_scores(view, sample, rows, method):
     turned = rope(view.position[sample : sample + 1]).turn_back(view.query_BHNd[sample : sample + 1])[0, :, counted]
     for head, queries in enumerate(turned.unflatten(0, (kv_heads, -1))):
         keys, share = view.key_BhNd[sample, head, counted], torch.zeros(len(counted))
+        if method.name == "capkv":
+            scores[head, method.sinks :] = torch.stack(
+                [
+                    plain_leverage(rotation @ own.mean(0), keys, view.value_BhNd[sample, head, counted])
+                    for own in queries
+                ]
+            ).mean(0)
+            continue
         for own in queries:
             spread = rotation @ torch.cov(own.T, correction=0).view(width, width) @ rotation.T
             squares = torch.stack([key @ spread @ key for key in keys]) * view.scale**2 / 2 * method.covariance
@@ -183,11 +191,22 @@ def plain_scores(view, sample, rows, method):
     return scores
 
 
-@pytest.mark.parametrize("settings", [{}, {"covariance": False}, {"value_norm": False}, {"epsilon": 0.3, "sinks": 0}])
+def plain_leverage(query, keys, values):
+    """CapKV's scores of one query head, its capacity inverted as a whole."""
+    weights = torch.stack([5 * (key @ query) / key.norm() / query.norm() for key in keys])
+    weights = (weights - weights.max()).exp()
+    capacity = torch.eye(len(query)) + (weights[:, None] * values).T @ values
+    return torch.stack([w * value @ capacity.inverse() @ value for w, value in zip(weights, values, strict=True)])
+
+
+EXPECTED = [{}, {"covariance": False}, {"value_norm": False}, {"epsilon": 0.3, "sinks": 0}]
+
+
+@pytest.mark.parametrize(("name", "settings"), [("capkv", {}), *(("expected_attention", each) for each in EXPECTED)])
 @pytest.mark.parametrize("pad", ["left", "right"])
-def test_equal_to_the_plain_reference(settings, pad):
+def test_equal_to_the_plain_reference(name, settings, pad):
     """Padding, three lengths (one of sinks only, one with a single entry more), and rows that are no entries."""
-    method = build_eviction("expected_attention", future=7, **settings)
+    method = build_eviction(name, future=7, **settings)
     prompts = [[1] + [2] * 14 + [4] * 4, [4] * 5, [4] * 3]
     view = layer_views(prompts, method.needs, pad, layers=1, dropped=[(0, 0.3)])[0]
     found = method.score(view)

@@ -204,12 +204,7 @@ def test_while_decoding_a_head_that_is_a_row_has_the_same_share():
         torch.testing.assert_close(found.scores_BhN, both.scores_BhN)
 
 
-def test_no_file_and_files_that_are_none(tmp_path):
-    with pytest.raises(ValueError, match="calibration names no file of them; 'subtoken-train calibrate headkv'"):
-        build_eviction("headkv").check_shape(2, 2, 8)
+def test_scores_that_are_none():
     for score, words in (([[0.0, 0.0]], "score is 0 for all heads"), ([[-1.0, 1.0]], r"score\[0\]\[0\] is -1")):
         with pytest.raises(ValueError, match=words):
             HeadScores(score)
-    path = written(tmp_path / "heads.json", "headkv", HeadScores([[1.0, 2.0]]))
-    with pytest.raises(ValueError, match="score has 1 layers of 2 heads, and the backbone 3 of 4"):
-        build_eviction("headkv", calibration=path).calibrated.numbers.check_shape(3, 4, 8)

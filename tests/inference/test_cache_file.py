@@ -19,6 +19,7 @@ from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.text import TextFamily
 from subtoken_train.inference.cache_file import VERSION, sealed
 from subtoken_train.inference.compression import Compression
+from subtoken_train.kernels.formats import FORMATS
 from tests.inference.test_asking import CELLS, QUESTIONS, TEXTS, asking, contexts_of
 from tests.support.generation_cells import PLAIN
 from tests.support.packing import short_runs  # noqa: F401  (a fixture)
@@ -31,6 +32,7 @@ LINEAR = {"family": "llama", "reducer": "none", "selector": "linear"}
 SHARED = ("llava", "llava routed", "llama split", "llama pages", "qwen3", "mistral_window")
 KINDS = {
     **{name: CELLS[name] for name in SHARED},
+    **{name: LINEAR | TWO | {"precision": name} for name, form in FORMATS.items() if form.rounds},
     "stored fill": CELLS["qwen3_vl"],
     "learned fill": CELLS["qwen2_window"],
     "heads of their own": LINEAR | {"eviction": "own_sets"},
@@ -39,8 +41,6 @@ KINDS = {
     "int4": OWN | TWO | {"precision": "int4", "keys": "cut"},
     "rotated": OWN | TWO | {"precision": "int4_rotated"},
     "kivi4": OWN | TWO | {"precision": "kivi4", "keys": "cut"},
-    "kivi2": LINEAR | TWO | {"precision": "kivi2"},
-    "turboquant3": LINEAR | TWO | {"precision": "turboquant3"},
     "bf16": {"family": "llava", "eviction": "own_sets", "precision": "bf16"},
     "merged": {"family": "llama", **PLAIN, "eviction": "h2o", "merge": "weighted"},
 }

@@ -16,6 +16,7 @@ from subtoken_train.inference.batched import generate_batch, score_batch
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.prefill import decode, prefill
+from subtoken_train.kernels.formats import FORMATS
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.view.scores import Scores
 from subtoken_train.view.view import Online
@@ -109,7 +110,7 @@ def cell_of(**levels: str) -> dict[str, str]:
     return BASE | first | {"family": "llava_gqa", "batch": "three_left", "selector": "linear"} | levels
 
 
-@sampled("precision", ["int8", "int4", "int4_rotated", "turboquant4"], every=2)
+@sampled("precision", [name for name, form in FORMATS.items() if form.rounds and form.run == 1], every=2)
 @sampled("eviction", ONLINE, every=5)
 def test_rounded_entries_are_selected_and_never_rounded_again(eviction, precision):
     """Every stored vector reads as it did when it was first stored; a tail is rounded once."""

@@ -10,6 +10,7 @@ import torch
 
 from subtoken_train.evictions import EVICTIONS
 from subtoken_train.inference.prefill import decode
+from subtoken_train.kernels.formats import FORMATS
 from tests.support import truth_cells as bounds
 from tests.support.generation_cells import CELL as TURNED
 from tests.support.generation_cells import PLAIN, inputs_of, model_of, settings_of
@@ -38,7 +39,7 @@ ENDS = [
     for selector, eviction, scope in [(("linear", "snapkv", "context"), ("gated", "own_sets", "all"))[side == "left"]]
 ]
 """Prompts that end with their image, and contexts before their question, under every reducer of visual tokens."""
-STORED = ["int8", "int4", "int4_rotated", "int8_channel", "kivi4", "kivi2", "turboquant4", "turboquant3"]
+STORED = [name for name, form in FORMATS.items() if form.rounds]
 
 
 def name_of(cell: Cell) -> str:
@@ -93,14 +94,14 @@ def test_the_comparison_notices_small_faults(change):
 
 
 def flip_last_bits(cache):
-    cache.layers[1].blocks[0].parts[0].keys.data[0, :, 0] ^= 1
+    cache.layers[1].blocks[0].parts[0].keys.data.view(torch.uint8)[0, :, 0] ^= 1
 
 
 @pytest.mark.parametrize("precision", STORED)
 def test_the_comparison_notices_the_last_bits_of_one_key(precision):
     levels = {"family": "mistral", "reducer": "none", "selector": "none", "precision": precision, "batch": "one"}
     assert corrupted(lambda cache: None, **levels) < 1e-4
-    assert corrupted(flip_last_bits, **levels) > 1e-4
+    assert not corrupted(flip_last_bits, **levels) <= 1e-4  # the largest float of a byte becomes NaN
 
 
 @sampled("eviction", ["none", "shared_set", "own_sets"], every=3)

@@ -95,7 +95,6 @@ def test_it_compiles_wherever_the_compiler_knows_the_flags(tmp_path, flags):
 
 @pytest.fixture
 def compiled_by(monkeypatch):
-
     def use(name: str) -> None:
         monkeypatch.setenv("CC", name)
         monkeypatch.setattr(choice, "_choices", {})

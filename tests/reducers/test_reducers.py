@@ -183,8 +183,6 @@ STAGED = (0.5, 0.6, 0.9)
 """Averages over layers that all three reducers with several cuts reach."""
 OWN = {"fastv": ({}, {"stage": "decoder"}), "quest": ({}, {"page_size": 7, "window": 5})}
 CASES = [(name, own) for name in REDUCERS if name != "none" for own in OWN.get(name, ({},))]
-LEVEL = [(name, own) for name, own in CASES if not REDUCERS.find(name).staged]
-"""Those that keep as many tokens in every layer from their cut on."""
 
 
 def check_apart(name, own, groups, ratio, lengths):
@@ -212,13 +210,6 @@ def test_an_anchor_has_its_arms_bytes_and_less_than_a_token_more(name, own):
 def test_it_does_at_every_length_and_ratio(name, own, groups):
     for ratio in STAGED if REDUCERS.find(name).staged else RATIOS:
         check_apart(name, own, groups, ratio, LENGTHS)
-
-
-@pytest.mark.parametrize(("name", "own"), LEVEL)
-def test_a_routed_arm_keeps_what_it_promises_rounded_down(name, own):
-    for per_mille in (1, 125, 250, 333, 999):
-        reducer = build_reducer(name, per_mille / 1000, **own)
-        assert [reducer.kept_tokens(n) for n in LENGTHS] == [max(1, n * per_mille // 1000) for n in LENGTHS]
 
 
 @pytest.mark.parametrize("name", [name for name in REDUCERS if issubclass(REDUCERS.find(name), TowerReducer)])

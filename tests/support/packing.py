@@ -23,7 +23,7 @@ from subtoken_train.kernels.row_table import FusedState, Workspace
 from subtoken_train.kernels.storage import Block, CacheWindow, Fill, Tail
 from subtoken_train.types import CutKeys
 
-FORMAT_OF = {0: MODEL} | {own.bits: own for own in FORMATS.values() if isinstance(own, Symmetric) and not own.rotates}
+FORMAT_OF = {0: MODEL} | {own.bits: own for own in FORMATS.values() if type(own) is Symmetric}
 """Formats of keys as they are, by their bits."""
 SETS = ("all", "shared", "own")
 

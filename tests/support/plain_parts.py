@@ -5,7 +5,7 @@ model width.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +22,7 @@ from subtoken_train.evictions.queries import QuestSteps
 from subtoken_train.families.family import Family
 from subtoken_train.inference.compression import Compression
 from subtoken_train.kernels import formats
-from subtoken_train.kernels.formats import LEVELS, SHARES, AboveZero, Format, Kivi, TurboQuant
+from subtoken_train.kernels.formats import LEVELS, NVFP4, SHARES, AboveZero, Format, Fp8, Kivi, TurboQuant
 from subtoken_train.reducers.base import RankingReducer
 from subtoken_train.reducers.staged import Cut, DecoderReducer
 from subtoken_train.types import Batch, Region
@@ -225,6 +225,17 @@ def cut_layers(family: Any, made: list[tuple[Tensor | None, Tensor | None]], pos
 
 
 LEAST = 2.0**-24
+E4M3 = [part / 512 for part in range(8)] + [2.0**e * (1 + part / 8) for e in range(-6, 9) for part in range(8)][:-1]
+E2M1 = [0, 0.5] + [2.0**e * (1 + part / 2) for e in range(3) for part in range(2)]
+"""Numbers from 0 up that a byte and half a byte hold (OCP's formats; the byte's last one stands for no number)."""
+
+
+def steps_up(form: Format) -> int:
+    """The largest number of a vector or block in steps of its codes; of floats, in their largest steps."""
+    if isinstance(form, Fp8 | NVFP4):
+        return 14 if isinstance(form, Fp8) else 3
+    above_zero = isinstance(form, AboveZero) and not isinstance(form, TurboQuant)
+    return 2**form.bits - 1 if above_zero else 2 ** (form.bits - 1) - 1
 
 
 class Rounding:
@@ -241,6 +252,16 @@ class Rounding:
         top, largest = 2 ** (bits - 1) - 1, vector.abs().max()
         scale = self._half((share * largest / top).clamp(min=LEAST))
         return self._codes(vector / scale, scale, largest).clamp(-top, top) * scale
+
+    def by_float(self, vector: Tensor, bits: int) -> Tensor:
+        """One vector as floats of a byte, or of half a byte with one of a byte for 16, of one fp16 scale."""
+        scale = self._half((vector.abs().max() / (448 if bits == 8 else 6 * 448)).clamp(min=LEAST))
+        if bits == 8:
+            return self.nearest(vector / scale, E4M3) * scale
+        blocks = (vector / scale).split(16)
+        shared = [self.nearest(block.abs().max() / 6, E4M3) for block in blocks]
+        pairs = zip(blocks, shared, strict=True)
+        return torch.cat([self.nearest(block / own.clamp(min=LEAST), E2M1) * own for block, own in pairs]) * scale
 
     def by_block(self, numbers: Tensor, bits: int) -> Tensor:
         """Some numbers as whole ones above their least, of one fp16 scale."""
@@ -269,13 +290,16 @@ class Rounding:
         while len(turn) < block:  # Sylvester's
             turn = torch.cat([torch.cat([turn, turn], 1), torch.cat([turn, -turn], 1)])
         turned = key.view(-1, block) @ turn / block**0.5 / key.norm() * len(key) ** 0.5
-        levels = torch.tensor([sign * level for level in LEVELS[bits] for sign in (-1, 1)]).sort().values
-        found = torch.zeros_like(turned)
-        for place, number in enumerate(turned.flatten().tolist()):
-            near = sorted(levels.tolist(), key=lambda level: abs(number - level))
-            self.edge = min(self.edge, (abs(number - near[1]) - abs(number - near[0])) / 2 / float(turned.abs().max()))
-            found.view(-1)[place] = near[0]
+        found = self.nearest(turned, LEVELS[bits])
         return (found / found.norm() @ turn.T / block**0.5).flatten() * self._half(key.norm())
+
+    def nearest(self, numbers: Tensor, above: Sequence[float]) -> Tensor:
+        """The nearest of levels from 0 up and of these below it; of two the one at an even place from 0."""
+        levels = torch.tensor(sorted({sign * level for level in above for sign in (-1, 1)}))
+        apart = (numbers[..., None] - levels).abs()
+        (near, other), place = apart.topk(2, largest=False).values.unbind(-1), apart.argmin(-1)
+        self.edge = min(self.edge, float(((other - near) / 2 / numbers.abs().max().clamp(min=LEAST)).min()))
+        return levels[place + (near == other) * (place - len(levels) // 2) % 2]
 
     def _codes(self, numbers: Tensor, scale: Tensor, extent: Tensor) -> Tensor:
         apart = (numbers - numbers.floor() - 0.5).abs().min() * scale
@@ -328,7 +352,8 @@ class PlainStorage:
 
     def _round(self, keys_Nd: Tensor, values_Nd: Tensor, there_Nd: Tensor, rows: list[int], head: int) -> None:
         bits, runs, rounding = self.form.bits, isinstance(self.form, Kivi), self.rounding
-        by = rounding.by_block if isinstance(self.form, AboveZero) else rounding.by_vector
+        floats = rounding.by_float if isinstance(self.form, Fp8 | NVFP4) else rounding.by_vector
+        by = rounding.by_block if isinstance(self.form, AboveZero) else floats
         if runs:
             rows = rows[: max(len(rows) - formats.LATEST, 0) // self.form.run * self.form.run]
         for start in range(0, len(rows), self.form.run):
@@ -344,7 +369,7 @@ class PlainStorage:
             elif isinstance(self.form, TurboQuant):
                 keys_Nd[row] = rounding.by_level(keys_Nd[row], bits)
             elif not runs:
-                keys_Nd[row] = rounding.by_vector(keys_Nd[row], bits)
+                keys_Nd[row] = by(keys_Nd[row], bits)
 
 
 def plain_storage(

@@ -169,25 +169,6 @@ def by_head(counts):
     return counts if counts.dim() == 3 else counts[..., None]
 
 
-def check_budget(method, prompts, keep, slack=0, **options):
-    """Every layer and head keeps what ``counts`` says and 1 at least; layers together no more than their budgets."""
-    views = layer_views(prompts, method.needs, "right", **options)
-    scores, counts, kept, candidates = plan(method, views, keep)
-    assert counts.dtype == torch.int64
-    count_LBh = by_head(counts)
-    heads = count_LBh.shape[-1]
-    assert (count_LBh.sum((0, 2)) <= (candidates.budget_LB.sum(0) + slack) * heads).all()
-    for layer, competes in enumerate(candidates.competes_LBN):
-        chosen = (kept[layer] & competes[:, None]).sum(-1)
-        assert (chosen == count_LBh[layer]).all()
-        assert (count_LBh[layer] >= competes.any(-1, keepdim=True).long()).all()
-        others = views[layer].entries_BN & ~competes
-        assert (kept[layer] | ~others[:, None]).all()
-        assert not (kept[layer] & ~views[layer].entries_BN[:, None]).any()
-        assert scores[layer].scores_BhN.isfinite().all()
-    return counts, candidates
-
-
 PADDING, SYSTEM, CONTEXT, QUERY = Region.PADDING, Region.SYSTEM, Region.CONTEXT, Region.QUERY
 
 

@@ -30,7 +30,7 @@ from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Plan, Protocol
 from tests.support import truth_models as models
 from tests.support.helpers import compress
-from tests.support.plain_parts import note_pages, noting_feedback
+from tests.support.plain_parts import note_pages, noting_feedback, steps_up
 from tests.support.prompt_views import settings_for
 from tests.support.reference import SampleTruth, closed_up, in_fp32, recompute, rounded, tapped, truths
 from tests.support.sampling import Cell
@@ -77,17 +77,7 @@ SELECTORS = {
 }  # fmt: skip
 BYTE_POOLS = {"bytes_head": "head", "bytes_layer": "layer", "bytes_all": "all"}
 """Budgets of bytes for keys and groups, and what shares them."""
-_TOPS = {
-    "int8": 127,
-    "int4": 7,
-    "int4_rotated": 7,
-    "int8_channel": 255,
-    "kivi4": 15,
-    "kivi2": 3,
-    "turboquant4": 7,
-    "turboquant3": 3,
-}
-STEPS = {name: 1 / top for name, top in _TOPS.items()}
+STEPS = {name: 1 / steps_up(form) for name, form in FORMATS.items() if form.rounds}
 """Formats that round: a step of their codes, as a share of the largest number of a vector or block."""
 FACTORS = {
     "family": models.FAMILIES, "reducer": list(REDUCERS), "selector": list(SELECTORS),

@@ -24,9 +24,7 @@ from filelock import Timeout
 from lightning.fabric.utilities import move_data_to_device
 
 from subtoken_train.datasets.collate import Collator
-from subtoken_train.datasets.recall import RecallRecords, RecallTask
-from subtoken_train.datasets.records import InstructionRecords, Record
-from subtoken_train.datasets.text_batches import collate_text, padding_id
+from subtoken_train.datasets.records import Record
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import MAX_TOKENS, at_place
 from subtoken_train.evaluation.metrics.metric import Prediction, TaskMetric
@@ -80,54 +78,26 @@ def model_inputs(
 
 
 def _encoded(sample: Sample, family: Family, max_length: int | None) -> text_prompts.EncodedText:
+    prompt, context = sample.prompt, sample.context_characters
     with at_place(f"sample {sample.id!r}: "):
-        if sample.messages:
-            if sample.chat:
-                text_prompts.check_template(family.tokenizer)
-            text = text_prompts.encode_messages(family, sample.messages, **sample.variables)
-            return replace(text, record_id=sample.id)
-        prompt, context = sample.prompt, sample.context_characters
+        if sample.chat:
+            text_prompts.check_template(family.tokenizer)
         if sample.cut_middle:
             assert context is not None
             asked = sample.max_new_tokens, sample.chat
             prompt, context = text_prompts.without_middle(family, prompt, context, max_length, *asked)
             max_length = None  # it fits, and a token more than asked for may have come in where both ends meet
-        if sample.chat and sample.prefix_characters is not None:
+        if sample.messages:
+            text = text_prompts.encode_messages(family, sample.messages, **sample.variables)
+        elif sample.chat and sample.prefix_characters is not None:
             assert context is not None
             end = len(prompt) - sample.prefix_characters
             parts = prompt[:context], prompt[context:end], prompt[end:]
-            return replace(text_prompts.encode_chat(family, *parts, max_length=max_length), record_id=sample.id)
-        if sample.chat:
-            prompt, context = text_prompts.in_chat(family, prompt, context)
-        text = text_prompts.encode_text(family, prompt, sample.choices, context, max_length=max_length)
+            text = text_prompts.encode_chat(family, *parts, max_length=max_length)
+        else:
+            prompt, context = text_prompts.in_chat(family, prompt, context) if sample.chat else (prompt, context)
+            text = text_prompts.encode_text(family, prompt, sample.choices, context, max_length=max_length)
         return replace(text, record_id=sample.id)
-
-
-def record_prompts(
-    family: Family, records: InstructionRecords, limit: int, batch_size: int = 16, max_length: int = 2048
-) -> Iterator[Batch]:
-    """Yield the first ``limit`` records in order, the last turn of each without its answer, padded on the left."""
-    collate = Collator(family, max_length, padding_side="left", generation=True)
-    for places in in_batches(range(min(limit, len(records))), batch_size):
-        yield collate([records[i] for i in places])
-
-
-def recall_prompts(
-    family: Family,
-    limit: int,
-    batch_size: int = 16,
-    context_length: int = 512,
-    split: str = "dev",
-    seed: int = 0,
-    answers: bool = False,
-) -> Iterator[Batch]:
-    """Yield ``limit`` contexts of ``context_length`` tokens, each with a question, of key-value recall; and answers."""
-    records = RecallRecords(RecallTask(family.tokenizer, context_length), split, limit, seed)
-    for places in in_batches(range(limit), batch_size):
-        samples = [records[i].text for i in places]
-        if not answers:
-            samples = [replace(sample, input_ids=sample.input_ids[: sample.prompt_length]) for sample in samples]
-        yield collate_text(samples, padding_id(family.tokenizer))
 
 
 @dataclass(frozen=True)

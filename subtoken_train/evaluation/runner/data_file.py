@@ -1,12 +1,11 @@
 """Questions of a data file (``evaluate --data FILE``), answered in memory and written as one file of runs; no grid."""
 
-import hashlib
 import json
 import math
 import time
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from subtoken_train.datasets.records import InstructionRecords, Record
 from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
 from subtoken_train.documents import read_json
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import SubTokenWarning, at_place, unknown_name
+from subtoken_train.errors import SubTokenWarning, at_place, refuse, unknown_name
 from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evaluation.metrics.metric import MeanScores
 from subtoken_train.evaluation.results import SampleRecord
@@ -25,6 +24,7 @@ from subtoken_train.evaluation.tasks.embedded_tasks import SceneScore, instructi
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.families.literal_marks import escaped
 from subtoken_train.inference.batched import in_batches
+from subtoken_train.inference.cache_report import TokenScore
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import who_drops
 from subtoken_train.ledger.kv_budget import mean_deviation, share_words
@@ -33,36 +33,23 @@ from subtoken_train.outputs import write_whole
 from subtoken_train.typed import checked, chosen, shown
 from subtoken_train.types import Batch, Turn
 
-MEASURES = {
-    "token_accuracy": "token accuracy", "log_likelihood": "log-likelihood", "place_f1": "place F1",
-    "color_f1": "colour F1", "digit_f1": "digit F1",
+Run = dict[str, Any]
+"""A run of questions: its budget, and every score and prediction in the order of the questions. ``RUN`` names its keys.
+
+``kv_bytes``, ``dense_kv_bytes`` and ``unread_bytes`` (what a step of decoding does not read) are sums over all prompts;
+``nominal_kv`` is what the ledger promises of the compressed region before an eviction, ``realised_kv`` the share of its
+keys and values that stayed, in the model's dtype and without the index. ``measures``: other figures by name, one per
+question or None.
+"""
+SUMS = ("kv_bytes", "dense_kv_bytes", "unread_bytes")
+RUN: dict[str, Any] = {
+    **dict.fromkeys(("arm", "data", "data_sha256", "visual_tokens", "groups", "eviction"), str),
+    **dict.fromkeys(("nominal_kv", "realised_kv"), float), "realised_deviation": float | None,
+    **dict.fromkeys(SUMS, int), "kinds": list[str], "scores": list[float],
+    "measures": dict[str, list[float | None]],
+    "predictions": list[Any] | None,
 }  # fmt: skip
-"""Name in records -> words of tables, in their order; more is better. Other figures of a metric go by their names."""
-
-
-@dataclass(frozen=True)
-class Answers:
-    """All answers to some samples.
-
-    ``realised``: stored share of the compressed region's keys and values, in the model's dtype and without the index.
-    ``measures``: figures beside the score, by name (``MEASURES``), one per sample, None where it has none.
-    """
-
-    records: list[SampleRecord]
-    realised: float
-    seconds: float
-    compression: Compression
-    measures: dict[str, list[float | None]]
-
-    @property
-    def scores(self) -> list[float]:
-        """Scores of all samples."""
-        return [record.score for record in self.records]
-
-    def by_kind(self) -> dict[str, list[float]]:
-        """Return scores per question kind, in the order in which the kinds first appear."""
-        kinds = dict.fromkeys(record.kind for record in self.records)
-        return {kind: [record.score for record in self.records if record.kind == kind] for kind in kinds}
+"""Keys that are read of a run, and their types."""
 
 
 def answer_records(
@@ -75,7 +62,7 @@ def answer_records(
     limit: int | None = None,
     progress: Progress | None = None,
     compression: Compression | None = None,
-) -> Answers:
+) -> Run:
     """Answer the last turn of every record, and score it and its reference answer's tokens."""
     samples = instruction_samples(records, limit, max_new_tokens)
     order = sorted(range(len(samples)), key=lambda place: samples[place].kind in DESCRIPTION_KINDS)  # long answers last
@@ -93,18 +80,23 @@ def answer_records(
 
 
 def answer_samples(
-    backbone: CompressedBackbone, cell: Cell, batches: Sequence[Sequence[int]], progress: Progress | None = None
-) -> Answers:
+    backbone: CompressedBackbone,
+    cell: Cell,
+    batches: Sequence[Sequence[int]],
+    progress: Progress | None = None,
+    tokens: int | None = None,
+) -> Run:
     """Answer samples without choices greedily, those together whose places are a batch; each is in one batch.
 
-    ``measures``: other figures of the metric and, of references under teacher forcing on the answer's own cache,
-    ``token_accuracy`` (share of greedy choices) and ``log_likelihood`` (mean, nats): an eviction of the whole prompt
-    does not show in the first token, and ``eviction_every`` leaves no such cache.
+    The run names neither its arm nor its data. ``tokens`` of a context may be compressed; None: an image's. Measures:
+    other figures of the metric and, of references under teacher forcing on the answer's own cache, ``token_accuracy``
+    (share of greedy choices) and ``log_likelihood`` (mean, nats): an eviction of the whole prompt does not show in the
+    first token, and ``eviction_every`` leaves no such cache.
     """
     samples, metric, compression, clock = cell.samples, cell.metric, cell.compression, time.perf_counter()
     assert isinstance(metric, MeanScores)
     found: dict[int, SampleRecord] = {}
-    figures: list[dict[str, float]] = [{} for _ in samples]
+    figures: dict[int, dict[str, float]] = {}
     kept = before = 0.0
     asked = ([samples[place] for place in places] for places in batches)
     made = answered(cell if compression.every is None else replace(cell, reference=None), backbone, asked)
@@ -113,97 +105,49 @@ def answer_samples(
             kept += (outcome.keys_after + outcome.values_after) / 2
             before += outcome.entries_before
             found[place] = record
-            if (score := outcome.reference) is not None:
-                share, mean = score.right / score.count, score.logprob / score.count
-                if not math.isfinite(mean):
-                    words = "the model gave NaN or infinity; choose a wider dtype, or another adapter"
-                    raise ValueError(f"sample {record.id!r}: {words}")
-                figures[place] = {"token_accuracy": share, "log_likelihood": mean}
+            figures[place] = _of_reference(record.id, outcome.reference)
             figures[place] |= metric.figures(record.prediction, record.reference)
         if progress is not None:
             progress(len(found), len(samples))
     records = [found[place] for place in range(len(samples))]
+    told = [figures[place] for place in range(len(samples))]
     lost = [record.emptied for record in records]
     if dropped := emptied_words(lost, *who_drops(backbone.active_routing, compression.label)):
         warnings.warn(dropped, SubTokenWarning, stacklevel=2)
-    named = dict.fromkeys(name for each in figures for name in each if name != metric.names[0])
-    measures = {name: [each.get(name) for each in figures] for name in named}
-    return Answers(records, kept / before if before else 1.0, time.perf_counter() - clock, compression, measures)
-
-
-def measure_names(runs: Sequence[Mapping[str, object]]) -> list[str]:
-    """Return the measures that any of some runs has, those of ``MEASURES`` first."""
-    named = dict.fromkeys(name for run in runs for name in run)
-    return [name for name in MEASURES if name in named] + [name for name in named if name not in MEASURES]
-
-
-def paired(first: Sequence[float | None], second: Sequence[float | None]) -> list[float]:
-    """Subtract second from first, where both have a figure."""
-    pairs = zip(first, second, strict=True)
-    return [mine - its for mine, its in pairs if mine is not None and its is not None]
-
-
-def verdict_words(intervals: Mapping[str, tuple[float, float]]) -> str:
-    """Say what all measures of one difference say together, ``ahead (score; level: log-likelihood)``; more is better.
-
-    ``ahead``: no interval lies below zero and at least one above it; ``behind``: the reverse; ``mixed``: some lie above
-    and some below; ``level``: all hold zero. No interval is corrected for there being several.
-    """
-    found: dict[str, list[str]] = {"ahead": [], "behind": [], "level": []}
-    for name, (low, high) in intervals.items():
-        found["ahead" if low > 0 else "behind" if high < 0 else "level"].append(name)
-    ahead, behind, level = (", ".join(names) for names in found.values())
-    rest = f"; level: {level}" if level else ""
-    if ahead and behind:
-        return f"mixed (ahead: {ahead}; behind: {behind}{rest})"
-    word, names = ("ahead", ahead) if ahead else ("behind", behind)
-    return "level" if not names else f"{word} ({names}{rest})" if rest else word
-
-
-Run = dict[str, Any]
-"""A run of questions: its budget, and every score and prediction in the order of the questions. ``RUN`` names its keys.
-
-``kv_bytes``, ``dense_kv_bytes`` and ``unread_bytes`` (what a step of decoding does not read) are sums over all prompts;
-``nominal_kv`` is what the ledger promises of the compressed region before an eviction, ``realised_kv`` what stayed.
-"""
-SUMS = ("kv_bytes", "dense_kv_bytes", "unread_bytes")
-RUN: dict[str, Any] = {
-    **dict.fromkeys(("arm", "data", "data_sha256", "visual_tokens", "groups", "eviction"), str),
-    **dict.fromkeys(("nominal_kv", "realised_kv"), float), "realised_deviation": float | None,
-    **dict.fromkeys(SUMS, int), "kinds": list[str], "scores": list[float],
-    "measures": dict[str, list[float | None]],
-    "predictions": list[Any] | None,
-}  # fmt: skip
-"""Keys that are read of a run, and their types."""
-
-
-def run_of(
-    arm: str, backbone: CompressedBackbone, answers: Answers, data: bytes, context_tokens: int | None = None
-) -> Run:
-    """Make a run; ``data``: the file, or what draws it; ``context_tokens``: a text's (None: an image)."""
-    before = backbone.family.visual_tokens() if context_tokens is None else context_tokens
-    kept = backbone.reducer.kept_words(before, backbone.family.shape.num_layers)
-    compression, records = answers.compression, answers.records
-    routing = backbone.active_routing
+    named = dict.fromkeys(name for each in told for name in each if name != metric.names[0])
     shares = [(x.region_bytes - x.index_bytes) / x.region_dense_bytes for x in records if x.region_dense_bytes]
     spread = {} if compression.threshold is None or not shares else {"realised_deviation": mean_deviation(shares)[1]}
+    tokens, routing = backbone.family.visual_tokens() if tokens is None else tokens, backbone.active_routing
     return {
-        "arm": arm,
-        "visual_tokens": f"{kept}/{before}",
+        "visual_tokens": f"{backbone.reducer.kept_words(tokens, backbone.family.shape.num_layers)}/{tokens}",
         "groups": "-" if routing is None else routing.words,
-        "nominal_kv": backbone.promised_fraction([before], compression.key_channels, compression.key_axes),
-        "realised_kv": answers.realised,
+        "nominal_kv": backbone.promised_fraction([tokens], compression.key_channels, compression.key_axes),
+        "realised_kv": kept / before if before else 1.0,
         "eviction": compression.label,
         **{name: sum(getattr(record, name) for record in records) for name in SUMS},
         "prompts_with_an_emptied_region": sum(bool(record.emptied) for record in records),
-        "data_sha256": hashlib.sha256(data).hexdigest(),
-        "seconds": answers.seconds,
+        "seconds": time.perf_counter() - clock,
         "kinds": [record.kind for record in records],
-        "scores": answers.scores,
+        "scores": [record.score for record in records],
         "predictions": [record.prediction for record in records],
-        "measures": answers.measures,
+        "measures": {name: [each.get(name) for each in told] for name in named},
         **spread,
     }
+
+
+def _of_reference(name: str, score: TokenScore | None) -> dict[str, float]:
+    if score is None:
+        return {}
+    mean = score.logprob / score.count
+    words = f"sample {name!r}: the model gave NaN or infinity; choose a wider dtype, or another adapter"
+    refuse((not math.isfinite(mean), words))
+    return {"token_accuracy": score.right / score.count, "log_likelihood": mean}
+
+
+def scores_by_kind(run: Run) -> dict[str, list[float]]:
+    """Return a run's scores by question kind, in the order in which the kinds first appear."""
+    pairs = [*zip(run["kinds"], run["scores"], strict=True)]
+    return {kind: [score for its, score in pairs if its == kind] for kind in dict.fromkeys(run["kinds"])}
 
 
 def written_run(run: Run, **named: Any) -> Run:
@@ -271,17 +215,16 @@ def column_of(run: Run) -> CardColumn:
     }
     described = {kind for name, of in having.items() if name.endswith("_f1") for kind in of}
     older = not run["measures"]  # records without measures are of scenes
-    pairs = [*zip(kinds, run["scores"], strict=True)]
-    groups = {kind: [score for its, score in pairs if its == kind] for kind in dict.fromkeys(kinds)}
+    groups = scores_by_kind(run)
     listed = {kind for kind in DESCRIPTION_KINDS if older or kind in described}
     metrics = {kind: "f1" if kind in listed else "exact_match" for kind in groups}
     used = set(metrics.values())
     metrics["all"] = used.pop() if len(used) == 1 else "score"
     together = groups if len(groups) == 1 else {"all": run["scores"], **groups}
     scores = [_score(kind, metrics[kind], values) for kind, values in together.items()]
-    for name in measure_names([run["measures"]]):
+    for name, figures in run["measures"].items():
         of = "all" if len(having[name]) == len(groups) > 1 else " and ".join(having[name])
-        scores.append(_score(of, name, [figure for figure in run["measures"][name] if figure is not None]))
+        scores.append(_score(of, name, [figure for figure in figures if figure is not None]))
     return CardColumn(run["arm"], facts, tuple(scores))
 
 

@@ -19,14 +19,14 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import shell_words
 from subtoken_train.evaluation.runner.arms import Arm, resolve_arms
 from subtoken_train.evaluation.runner.run import named_tasks
-from subtoken_train.evaluation.runner.spec import ArmSpec, Grid
+from subtoken_train.evaluation.runner.spec import Grid
 from subtoken_train.evaluation.tasks.task import Task
 from subtoken_train.evictions.thresholds import threshold_file
 from subtoken_train.families.backbone_config import BackboneConfig, is_hub_id
 from subtoken_train.families.family import Family
 from subtoken_train.families.load import check_weights, family_class, layout_family, published_config
 from subtoken_train.families.lora import LoraSettings
-from subtoken_train.inference.arm_spec import run_name
+from subtoken_train.inference.arm_spec import ArmSpec, run_name
 from subtoken_train.inference.pool import ModelPool, with_selection
 from subtoken_train.ledger.flops import DecoderSize, TrainingFlops
 from subtoken_train.ledger.kv_budget import entry_bytes, share_words

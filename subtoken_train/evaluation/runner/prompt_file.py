@@ -20,7 +20,7 @@ from subtoken_train.evaluation.metrics.short_answers import Answered
 from subtoken_train.evaluation.runner.arms import describe_arm, load_arm
 from subtoken_train.evaluation.runner.cell import ONE, Progress, alone, finished, make_cell, run_cell, write_manifest
 from subtoken_train.evaluation.tasks.local import OwnLines, Paths, are_placed, listed
-from subtoken_train.evaluation.tasks.task import Sample
+from subtoken_train.evaluation.tasks.task import Modality, Sample
 from subtoken_train.families.chat_template import checked_variables
 from subtoken_train.families.literal_marks import IMAGE_MARK
 from subtoken_train.inference.arm_spec import ArmSpec
@@ -43,8 +43,12 @@ class PromptLine:
 
 @dataclass
 class PromptFile(OwnLines):
-    """The lines of a file, nothing to score; ``chat``: asked in a chat template, with these variables."""
+    """The lines of a file, nothing to score; ``chat``: asked in a chat template, with these variables.
 
+    For a model that sees some lines may have no image; of a text, what the default split says may be compressed.
+    """
+
+    modality: Modality = field(default="text", kw_only=True)  # type: ignore[misc]
     max_new_tokens: int = 64
     chat: bool = False
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -91,18 +95,6 @@ class PromptFile(OwnLines):
         return replace(sample, prompt=last.prompt, earlier=tuple(earlier))
 
 
-class PicturePrompts(PromptFile):
-    """A file's prompts for a model that sees; some lines may have no image."""
-
-    modality = "image"
-
-
-class TextPrompts(PromptFile):
-    """A file's prompts for a language model; what may be compressed is the default split of the text."""
-
-    modality = "text"
-
-
 def answer_file(
     prompts: Path,
     output: Path,
@@ -122,7 +114,8 @@ def answer_file(
         raise ValueError(f"{output} exists but has no {folder.name} to continue from; name another --output")
     path = str(spec.backbone) if spec.adapter is None else adapter_folder(spec.adapter)
     sees = family_named(path, None if spec.adapter is None else spec.backbone).sees_images
-    task = (PicturePrompts if sees else TextPrompts)(max_new_tokens, images_outside_folder, source=prompts)
+    modality: Modality = "image" if sees else "text"
+    task = PromptFile(max_new_tokens, images_outside_folder, modality=modality, source=prompts)
     samples = task.samples()  # mistakes of the file show before weights are read
     if raw and (sees or any(sample.messages for sample in samples)):
         raise ValueError("raw prompts are texts for a language model to continue: no images, no messages")

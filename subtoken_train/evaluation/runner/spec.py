@@ -145,6 +145,3 @@ def suite(name: str, out: Path, **overrides: Any) -> list[Grid]:
         return replace(task, source=str(scenes)) if task.name.startswith("scenes_") else task
 
     return [replace(grid, tasks=tuple(map(placed, grid.tasks))) for grid in grids]
-
-
-__all__ = ["SUITES", "ArmSpec", "Grid", "TaskSpec", "expand_arms", "read_grid", "suite"]

@@ -12,7 +12,7 @@ from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.scenes import DESCRIPTION_KINDS, write_scenes
 from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evaluation.runner import data_file
-from subtoken_train.evaluation.runner.data_file import answer_records, read_scores, run_of, verdict_words, written_run
+from subtoken_train.evaluation.runner.data_file import answer_records, read_scores, written_run
 from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.thresholds import Threshold
 from subtoken_train.inference.compression import Compression
@@ -44,29 +44,27 @@ def routed(family, **reducer):
 def test_answers_are_in_file_order_and_batch_independent(tiny_family, questions):
     backbone, records = routed(tiny_family), InstructionRecords(questions)
     together, alone = (answer_records(backbone, records, batch_size=size, max_new_tokens=6) for size in (24, 1))
-    assert [record.id for record in together.records] == [record["id"] for record in json.loads(questions.read_text())]
-    told = [[(r.id, r.kind, r.prediction, r.reference, r.score) for r in x.records] for x in (together, alone)]
+    assert together["kinds"] == [records[i].kind for i in range(24)]
+    told = [[run[name] for name in ("kinds", "predictions", "scores")] for run in (together, alone)]
     assert told[0] == told[1]
-    assert list(together.measures) == ["token_accuracy", "log_likelihood", "place_f1", "color_f1", "digit_f1"]
-    described = [record.kind in DESCRIPTION_KINDS for record in together.records]
-    for name, figures in together.measures.items():
-        assert figures == pytest.approx(alone.measures[name], abs=1e-4)
+    assert list(together["measures"]) == ["token_accuracy", "log_likelihood", "place_f1", "color_f1", "digit_f1"]
+    described = [kind in DESCRIPTION_KINDS for kind in together["kinds"]]
+    for name, figures in together["measures"].items():
+        assert figures == pytest.approx(alone["measures"][name], abs=1e-4)
         assert [figure is not None for figure in figures] == (described if name.endswith("f1") else [True] * 24)
-    assert sum(map(len, together.by_kind().values())) == 24
-    assert len(answer_records(backbone, records, max_new_tokens=2, limit=5).records) == 5
+    assert sum(map(len, data_file.scores_by_kind(together).values())) == 24
+    assert len(answer_records(backbone, records, max_new_tokens=2, limit=5)["scores"]) == 5
 
 
 @sampled(("stage", "nominal"), [("embeds", 0.15625), ("decoder", 0.578125)], every=2)
 def test_nominal_and_realised_budgets_agree(tiny_family, questions, stage, nominal):
     backbone = routed(tiny_family, stage=stage)
-    answers = answer_records(backbone, InstructionRecords(questions), max_new_tokens=1)
-    run = run_of("arm", backbone, answers, b"")
+    run = answer_records(backbone, InstructionRecords(questions), max_new_tokens=1)
     assert (run["nominal_kv"], run["realised_kv"]) == (pytest.approx(nominal), pytest.approx(nominal))
     assert (run["visual_tokens"], run["groups"]) == ("16/64", "S16K4 linear")
-    assert run["dense_kv_bytes"] == sum(r.dense_kv_bytes for r in answers.records)
-    text = sum(r.dense_kv_bytes - r.region_dense_bytes for r in answers.records)
-    whole = backbone.family.shape.token_bytes
-    assert run["kv_bytes"] == pytest.approx(text + 24 * 64 * whole * nominal, rel=0.03)  # and the index
+    visual = 24 * 64 * backbone.family.shape.token_bytes
+    text = run["dense_kv_bytes"] - visual
+    assert run["kv_bytes"] == pytest.approx(text + visual * nominal, rel=0.03)  # and the index
 
 
 @pytest.mark.filterwarnings("ignore:.*nothing is left of a whole region")
@@ -74,12 +72,14 @@ def test_a_threshold_s_bytes_stand_with_their_spread(tiny_family, questions, tmp
     backbone, limits = compress(tiny_family).eval(), {"batch_size": 8, "max_new_tokens": 2, "limit": 12}
     method = build_eviction("keydiff")
     settings = Compression(method, threshold=Threshold(-0.35, 4)), Compression(method, 0.5)
-    answers = [answer_records(backbone, InstructionRecords(questions), **limits, compression=x) for x in settings]
-    by_threshold, by_share = (run_of("arm", backbone, each, b"") for each in answers)
+    records = InstructionRecords(questions)
+    by_threshold, by_share = (answer_records(backbone, records, **limits, compression=x) for x in settings)
     assert "realised_deviation" not in written_run(by_share)
     deviation = by_threshold["realised_deviation"]
     assert deviation > 0
-    data_file.write_runs([written_run(by_threshold, data="questions")], tmp_path / "runs.json")
+    data_file.write_runs(
+        [written_run(by_threshold, arm="arm", data="questions", data_sha256="ab")], tmp_path / "runs.json"
+    )
     facts = read_scores(tmp_path / "runs.json", "arm").own.facts
     assert facts["KV realised"] == f"{by_threshold['realised_kv']:.3%} ± {deviation:.3%}"
 
@@ -87,21 +87,21 @@ def test_a_threshold_s_bytes_stand_with_their_spread(tiny_family, questions, tmp
 def test_what_an_answers_tokens_are_worth(tiny_family, questions):
     """A sample's figures are those of the full pass over prompt and answer that training's loss reads."""
     backbone, records = routed(tiny_family), InstructionRecords(questions)
-    answers = answer_records(backbone, records, max_new_tokens=1, limit=8)
+    measures = answer_records(backbone, records, max_new_tokens=1, limit=8)["measures"]
     for i, record in enumerate(records[i] for i in range(8)):
         batch = Collator(tiny_family, 512)([record])
         wanted_q = batch.labels_BN[batch.labels_BN >= 0]
         logits_qV = backbone.logits(backbone.run(batch))[0, -len(wanted_q) - 1 : -1]
         logprob = logits_qV.log_softmax(-1).gather(1, wanted_q[:, None]).mean().item()
-        assert answers.measures["log_likelihood"][i] == pytest.approx(logprob, abs=1e-4)
-        assert answers.measures["token_accuracy"][i] == (logits_qV.argmax(-1) == wanted_q).double().mean().item()
+        assert measures["log_likelihood"][i] == pytest.approx(logprob, abs=1e-4)
+        assert measures["token_accuracy"][i] == (logits_qV.argmax(-1) == wanted_q).double().mean().item()
 
 
 def test_references_that_cannot_be_scored(tiny_family, questions):
     questions.write_text(json.dumps(json.loads(questions.read_text())[:3]))
     records, backbone = InstructionRecords(questions), compress(tiny_family).eval()
     online = Compression(build_eviction("h2o"), 12, unit="tokens", every=4)
-    measures = answer_records(backbone, records, max_new_tokens=1, compression=online).measures
+    measures = answer_records(backbone, records, max_new_tokens=1, compression=online)["measures"]
     assert not measures.keys() & {"token_accuracy", "log_likelihood"}
     backbone.model.lm_head.weight.data.fill_(float("nan"))
     with pytest.raises(ValueError, match=r"the model gave NaN or infinite numbers for .*; there is no wider dtype"):
@@ -117,7 +117,7 @@ def evaluated(capsys, out, *words) -> tuple[str, dict]:
 def test_evaluate_compares_two_adapters_question_by_question(vlm_adapter, questions, tmp_path, capsys):
     other, out = shutil.copytree(vlm_adapter, tmp_path / "other"), tmp_path / "out.json"
     printed, record = evaluated(capsys, out, "--adapter", vlm_adapter, "--adapter", other, "--data", questions)
-    level = "+0.0 [+0.0, +0.0] points on the same 24 questions (95 % interval); by all measures: level"
+    level = "+0.0 [+0.0, +0.0] points on the same 24 questions (95 % interval)"
     for words in ("16/64", "S4K1 linear", "15.625%", "exists_color", "KV bytes", "log_likelihood", "color_f1", level):
         assert words in printed
     assert record["eviction"] == "-"
@@ -149,7 +149,7 @@ def scores(tmp_path, *changes, arm="mine"):
 
 
 def test_scores_by_kind_and_measures_on_a_card(tmp_path):
-    measures = {"digit_f1": [None, 0.25, None, None], "log_likelihood": [-0.5, -1.5, -0.25, -0.75]}
+    measures = {"log_likelihood": [-0.5, -1.5, -0.25, -0.75], "digit_f1": [None, 0.25, None, None]}
     older = {"arm": "older"}  # a record from before there were measures
     evaluation = scores(tmp_path, older, {"measures": measures})
     assert (evaluation.data, evaluation.digest) == ("dev.json", "ab")
@@ -174,30 +174,6 @@ def test_scores_by_kind_and_measures_on_a_card(tmp_path):
     plain = scores(tmp_path, {"measures": {"log_likelihood": measures["log_likelihood"]}}).own.scores
     assert [score.metric for score in plain[:3]] == ["exact_match"] * 3
     assert [score.kind for score in scores(tmp_path, {"kinds": ["color"] * 4}).own.scores] == ["color"]
-
-
-ABOVE, BELOW, ZERO = (0.01, 0.02), (-0.2, -0.1), (-0.1, 0.1)
-
-
-@pytest.mark.parametrize(
-    ("intervals", "words"),
-    [
-        ({"score": ABOVE, "token accuracy": ABOVE}, "ahead"),
-        ({"score": ABOVE, "token accuracy": ZERO}, "ahead (score; level: token accuracy)"),
-        ({"score": ZERO, "token accuracy": (0.0, 0.1), "digits": (-0.1, 0.0)}, "level"),
-        ({"a": BELOW, "b": ZERO, "c": BELOW, "d": ZERO}, "behind (a, c; level: b, d)"),
-        ({"a": BELOW, "b": ABOVE}, "mixed (ahead: b; behind: a)"),
-        ({"a": BELOW, "b": ABOVE, "c": ZERO}, "mixed (ahead: b; behind: a; level: c)"),
-    ],
-)
-def test_words(intervals, words):
-    assert verdict_words(intervals) == words
-
-
-def test_measures_pair_where_both_have_them():
-    assert data_file.paired([1.0, None, 0.5, None], [0.5, 1.0, None, None]) == [0.5]
-    named = data_file.measure_names([{"other": 0, "digit_f1": 0}, {"token_accuracy": 0}])
-    assert named == ["token_accuracy", "digit_f1", "other"]
 
 
 OTHERS, FIGURES = "answered different questions; evaluate them in one call", "must have a figure or null"
