@@ -102,11 +102,12 @@ def test_an_example_is_short_and_runs(path, tmp_path, monkeypatch, capsys):
 
 PRINTED = r"<!-- ([\w ]+):start -->.*?<!-- \1:end -->|^```.*?^```$|`[^`\n]*`"
 """What a program wrote, and code: no prose."""
-NUMBER = r"(?:\d[\d.,]*|\b(?:two|three|four|five|six|seven|eight|nine|ten|twenty|half|third|quarter|eighth|tenth))"
+NUMBER = r"(?:\d[\d.,]*|\b(?:twice|two|three|four|five|six|seven|eight|nine|ten|twenty|half|third|quarter|tenth))"
+UNIT = "times|as (?:long|fast)|of the time|tokens a second|nats|points|seconds?|minutes?|hours?|days?|m?s|[KMGTk]i?B"
 MEASURED = re.compile(
-    r"\[[+-]?[\d.]+, [+-]?[\d.]+\]|± ?\d\S*|(?<![\w.])\+\d\S*|\d\S*e-\d+|\bn = \d+|\btwice as \w+|"
-    rf"{NUMBER}[ \n-](?:times|nats|points|tokens a second|seconds?|minutes?|hours?|days?|m?s|[KMGTk]i?B|of the time)\b|"
-    rf"{NUMBER} ?%(?!.{{1,11}}\binterval)|(?<!\w)\d+\.\d+ (?:of|instead|beside|against|less|more)\b|(?<=\| )\d+\.\d+(?= \|)",
+    r"\[[+-]?[\d.]+, [+-]?[\d.]+\]|± ?\d\S*|(?<![\w.])\+\d\S*|\d\S*e-\d+|(?<=\| )\d+\.\d+(?= \|)|n = \d+|"
+    rf"{NUMBER}[ \n-](?:{UNIT})\b|{NUMBER} ?%(?!.{{1,11}}\binterval)|"
+    r"(?<!\w)\d+\.\d+ (?:of|instead|beside|against|less|more)\b",
     re.DOTALL,
 )
 """An interval, an error, a difference, a count of samples, a ratio, a number with a unit of quality, time or size."""
