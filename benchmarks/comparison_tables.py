@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.comparison_lists import Comparison
+from benchmarks.pairs import markdown
 from benchmarks.run_records import read_runs
 from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
 from subtoken_train.evaluation.intervals import bootstrap_interval
@@ -94,13 +95,12 @@ def _arm(name: str, records: list[dict[str, Any]]) -> Arm:
 def comparison_markdown(arms: dict[str, Arm], comparison: Comparison) -> str:
     """Return a page's table: what each arm scores, with intervals over seeds and questions; others are left out."""
     head = ["arm", "KV", "seeds", *comparison.groups]
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    rows = []
     for name in (name for name in comparison.arms if name in arms):
         arm = arms[name]
         cells = [_mean_cell(arm.scores_of(group)) for group in comparison.groups]
-        known = [comparison.arms[name].words, f"{arm.nominal_kv:.1%}", str(len(arm.seeds)), *cells]
-        lines.append(f"| {' | '.join(known)} |")
-    return "\n".join(lines)
+        rows.append([comparison.arms[name].words, f"{arm.nominal_kv:.1%}", str(len(arm.seeds)), *cells])
+    return markdown(head, rows)
 
 
 def long_rows(name: str, arms: dict[str, Arm], comparison: Comparison) -> Iterable[dict[str, Any]]:

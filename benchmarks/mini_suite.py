@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.pages import put
+from benchmarks.pairs import markdown
 from subtoken_train.evaluation.reporting.exports import KINDS, report_csv
 from subtoken_train.evaluation.reporting.report import make_report
 
@@ -132,14 +133,13 @@ def is_moot(row: dict[str, Any]) -> bool:
 
 
 def _part(found: dict[tuple[str, str], dict[str, Any]], prefix: str, tasks: tuple[str, ...]) -> str:
-    lines = [f"| arm | with index | {' | '.join(tasks)} |", "|---" * (len(tasks) + 2) + "|"]
     arms = [arm for arm in ARMS if arm.startswith(prefix) and arm in PRINTED]
-    for arm in arms:
-        row = found[arm, tasks[0]]
-        cells = [f"{row['kv_with_index']:.1%}", *(_cell(found[arm, task]) for task in tasks)]
-        lines.append(f"| {ARMS[arm]} | {' | '.join(cells)} |")
+    rows = [
+        [ARMS[arm], f"{found[arm, tasks[0]]['kv_with_index']:.1%}", *(_cell(found[arm, task]) for task in tasks)]
+        for arm in arms
+    ]
     counts = ", ".join(f"{found[arms[0], task]['n']} {task}" for task in tasks)
-    return "\n".join([*lines, "", f"Samples: {counts}."])
+    return f"{markdown(['arm', 'with index', *tasks], rows)}\n\nSamples: {counts}."
 
 
 def _cell(row: dict[str, Any]) -> str:

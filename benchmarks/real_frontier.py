@@ -20,6 +20,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from benchmarks.pages import put, svg_file
+from benchmarks.pairs import markdown
 from benchmarks.real_ruler import FULL, RECORDS, judges, words_of
 from benchmarks.real_text import NAMES, OUT, Arm, arms, by_arm, facts_above, read, text_above, turned_arms
 from subtoken_train.cli.recommend import FILE, MeasuredArm, interval_cell, least, measured_on
@@ -137,10 +138,7 @@ def winners(found: Sequence[MeasuredArm], names: Sequence[str]) -> list[Measured
 
 def table(found: Sequence[MeasuredArm], names: Sequence[str]) -> str:
     """Write for each size and model the arms that lose least of facts and of text."""
-    lines = [
-        "| bytes, at most | model | for facts | nats a fact | for text | nats a token |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = []
     for size in SIZES:
         for name in names:
             cells = []
@@ -149,8 +147,8 @@ def table(found: Sequence[MeasuredArm], names: Sequence[str]) -> str:
                     words = own.arm.replace("8 of 16 value groups by norm, values turned", "half of the value groups")
                     cells += [f"{words} ({own.on[name]['bytes']:.1%})", interval_cell(own.on[name][goal], digits)]
             if cells:
-                lines.append(f"| {size:.1%} | {NAMES[name]} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+                rows.append([f"{size:.1%}", NAMES[name], *cells])
+    return markdown(["bytes, at most", "model", "for facts", "nats a fact", "for text", "nats a token"], rows)
 
 
 def shipped(**parts: tuple[Mapping[str, str], Sequence[MeasuredArm]]) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import trained_results
 from subtoken_train import calibrations
 from subtoken_train.artifact import config
 from subtoken_train.artifact.hub import MODELS
@@ -31,7 +30,6 @@ from tests.support.places import (
     command_line,
     real_folder,
     runs_in_a_checkout,
-    shown,
 )
 from tests.support.sampling import sampled
 from tests.test_architecture import PACKAGE, RANK
@@ -60,10 +58,6 @@ def test_the_versions_of_files_are_those_that_are_written():
 @pytest.mark.parametrize("name", MADE)
 def test_a_page_is_what_is_made(name):
     assert (DOCS / name).read_text(encoding="utf-8") == MADE[name](), "run python docs/generate.py"
-
-
-def test_readme_shows_the_records():
-    assert shown(trained_results.PAGE, "front") == trained_results.table()
 
 
 @sampled("block", CODE, every=4, ids=lambda block: block.place)
