@@ -41,10 +41,10 @@ PAGE = {
 }  # fmt: skip
 FIRST_COMMANDS = """<!-- needs: a network -->
 ```
-make real                     # {real}: asks SmolLM2 about a text, whole and compressed, and ends with
+make real                     # {real}: SmolLM2, asked about a text. Ends with
                               # {last}
-make fit                      # {fit}: trains a router on a tiny vision model; compares it at equal bytes
-source .venv/bin/activate     # now `subtoken-train` is a command
+make fit                      # {fit}: trains a router on a tiny vision model
+source .venv/bin/activate     # for `subtoken-train`
 ```"""
 LENGTHS = (1024, 2048, 4096)
 TASKS = {
@@ -174,7 +174,7 @@ def commands() -> str:
     last = next(line for line in said if ": take " in line).strip()
     took = pd.read_csv(OUT.parent / "first_commands.csv", index_col="command")
     real, fit = (f"{own['minutes']} minutes{own['download']}" for _, own in took.fillna("").iterrows())
-    return FIRST_COMMANDS.format(real=real, last=re.sub(r" \(.*\)", "", last), fit=fit)
+    return FIRST_COMMANDS.format(real=real, last=re.sub(r"\(.*, (\d+ samples)\)", r"(\1)", last), fit=fit)
 
 
 def main() -> None:
