@@ -41,7 +41,7 @@ PAGE = {
 }  # fmt: skip
 FIRST_COMMANDS = """<!-- needs: a network -->
 ```
-make real                     # {real}: SmolLM2, asked about a text. Ends with
+make real                     # {real}: asks SmolLM2 about a text. Last line:
                               # {last}
 make fit                      # {fit}: trains a router on a tiny vision model
 source .venv/bin/activate     # for `subtoken-train`
