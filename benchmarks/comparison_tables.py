@@ -150,9 +150,3 @@ def _with_seeds(arm: Arm, seeds: set[int]) -> Arm:
 def _mean_cell(scores: Scores) -> str:
     low, high = bootstrap_interval(scores)
     return f"{100 * scores.mean():.1f} [{100 * low:.1f}, {100 * high:.1f}]"
-
-
-def signed_cell(apart: Scores, digits: int = 1) -> str:
-    """Mean and 95 % interval of paired differences, [n] or [s, n]: ``+5.9 [+3.7, +8.3]``."""
-    low, high = bootstrap_interval(np.atleast_2d(apart))
-    return f"{apart.mean():+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"

@@ -13,6 +13,7 @@ import pandas as pd
 
 from benchmarks.pages import put
 from benchmarks.pairs import markdown
+from subtoken_train.cli.recommend import interval_cell
 from subtoken_train.evaluation.reporting.exports import KINDS, report_csv
 from subtoken_train.evaluation.reporting.report import make_report
 
@@ -148,8 +149,7 @@ def _cell(row: dict[str, Any]) -> str:
         return f"*{score} †*"
     if pd.isna(row["difference"]):
         return score
-    low, high = (100 * row[end] for end in ("difference_low", "difference_high"))
-    return f"{score} ({100 * row['difference']:+.1f} [{low:+.1f}, {high:+.1f}])"
+    return f"{score} ({interval_cell([100 * row[f'difference{end}'] for end in ('', '_low', '_high')], 1)})"
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ from benchmarks.pages import put
 from benchmarks.pairs import markdown
 from benchmarks.real_ruler import FULL, RECORDS, judges
 from benchmarks.real_text import HALVES, NAMES, OUT, ROOT, TWELVE, by_arm, facts_above, full_caches, read, text_above
+from subtoken_train.cli.recommend import COLUMNS, interval_cell
 from subtoken_train.evaluation.intervals import bootstrap_interval
 
 CSV, IN_WORDS = OUT / "arms.csv", {"smollm2": "words.csv", "qwen05": "words_qwen05.csv"}
@@ -132,13 +133,14 @@ def facts_table(rows: pd.DataFrame, chosen: Mapping[str, str], losses: bool) -> 
 def _cells(own: Any, losses: bool) -> list[str]:
     if own is None:
         return ["not asked", *["", ""] * losses]
-    told = [_interval(own, "facts", 2), _interval(own, "text", 3)] if own.name[1] != FULL else ["", ""]
+    told = [_interval(own, "facts"), _interval(own, "text")] if own.name[1] != FULL else ["", ""]
     few = "" if own["n"] == 60 else f" (n = {own['n']})"
     return [f"{own['recalled']:.0%}{few}", *told * losses]
 
 
-def _interval(own: Any, name: str, digits: int) -> str:
-    return f"{own[name]:+.{digits}f} [{own[f'{name}_low']:+.{digits}f}, {own[f'{name}_high']:+.{digits}f}]"
+def _interval(own: Any, name: str) -> str:
+    found = [own[f"{name}{end}"] for end in ("", "_low", "_high")]
+    return interval_cell(found, COLUMNS["tasks" if name == "points" else name][2])
 
 
 def tasks_table(rows: pd.DataFrame) -> str:
@@ -157,7 +159,7 @@ def _task_cells(found: pd.DataFrame, arm: str) -> list[str]:
     if not len(found):
         return ["not asked", ""]
     own = found.iloc[0]
-    return [f"{own['score']:.0f}", "" if arm == FULL else _interval(own, "points", 1)]
+    return [f"{own['score']:.0f}", "" if arm == FULL else _interval(own, "points")]
 
 
 def speed() -> str:
