@@ -31,7 +31,8 @@ def interleaved(
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table as a page has it."""
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ["---"] * len(head), *rows])
+    first, *others = (f"| {' | '.join(cells)} |" for cells in (head, *rows))
+    return "\n".join([first, "|---" * len(head) + "|", *others])
 
 
 def write(record: Mapping[str, Any] | Sequence[Any], path: Path) -> None:
