@@ -114,7 +114,7 @@ GIVEN = {
     "docs/memory.md": "24 GB",
     "docs/reading_report.md": "1 %",
     "docs/real_models.md": "92 MB, 0.5 GB, 478 MB, 2.5 GB, 1,093 MB, 7.1 GB, 238 MB, 1.1 GB",  # sizes of files
-    "docs/serving.md": "16 kB, 60 seconds, 60 seconds, ten seconds",
+    "docs/serving.md": "16 kB, 60 seconds, 60 seconds, 0.1 seconds, ten seconds",
     "docs/trained_arms.md": "7.8 %",
 }
 """Settings, bounds and arithmetic that read as figures: what somebody chose, and nobody measured."""
