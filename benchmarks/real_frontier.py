@@ -20,9 +20,10 @@ import yaml
 from matplotlib.figure import Figure
 
 from benchmarks.pages import put, svg_file
+from benchmarks.pairs import markdown
 from benchmarks.real_ruler import FULL, RECORDS, judges, words_of
 from benchmarks.real_text import NAMES, OUT, Arm, arms, by_arm, facts_above, read, text_above, turned_arms
-from subtoken_train.cli.recommend import FILE, MeasuredArm, interval_cell, least, measured_on
+from subtoken_train.cli.recommend import FILE, MeasuredArm, least, measured_on
 from subtoken_train.evaluation.charts import COLORS, MARKERS, axes_in_a_row, styled
 from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evictions import build_eviction
@@ -137,20 +138,17 @@ def winners(found: Sequence[MeasuredArm], names: Sequence[str]) -> list[Measured
 
 def table(found: Sequence[MeasuredArm], names: Sequence[str]) -> str:
     """Write for each size and model the arms that lose least of facts and of text."""
-    lines = [
-        "| bytes, at most | model | for facts | nats a fact | for text | nats a token |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = []
     for size in SIZES:
         for name in names:
             cells = []
-            for goal, digits in (("facts", 2), ("text", 3)):
+            for goal in ("facts", "text"):
                 if (own := least(found, [name], size, goal)) is not None:
                     words = own.arm.replace("8 of 16 value groups by norm, values turned", "half of the value groups")
-                    cells += [f"{words} ({own.on[name]['bytes']:.1%})", interval_cell(own.on[name][goal], digits)]
+                    cells += [f"{words} ({own.on[name]['bytes']:.1%})", own.cell(name, goal)]
             if cells:
-                lines.append(f"| {size:.1%} | {NAMES[name]} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+                rows.append([f"{size:.1%}", NAMES[name], *cells])
+    return markdown(["bytes, at most", "model", "for facts", "nats a fact", "for text", "nats a token"], rows)
 
 
 def shipped(**parts: tuple[Mapping[str, str], Sequence[MeasuredArm]]) -> str:

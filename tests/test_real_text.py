@@ -81,6 +81,7 @@ def test_the_table_of_all_arms_and_the_pages_are_of_the_records():
     assert shown(readme, "real") == real_results.facts_table(rows, real_results.README, losses=False)
     assert shown(page, "real") == real_results.facts_table(rows, real_results.PAGE, losses=True)
     assert (shown(page, "ruler"), shown(readme, "speed")) == (real_results.tasks_table(rows), real_results.speed())
+    assert shown(readme, "commands") == real_results.commands()
     assert len(real_results.PAGE) <= 12 >= len(real_results.TASKS)
 
 

@@ -33,7 +33,7 @@ COLUMNS = {
     "text": ("nats a token of text", 1, 3),
     "tasks": ("points lost", 100, 1),
 }
-"""Head, scale and digits of what may be measured."""
+"""Head, scale and digits of what may be measured: one rule of rounding for commands and pages."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,6 @@ def run(args: Namespace) -> int:
     said = [f"{GOALS['tasks']}: {'nothing was measured here' if tasks is None else tasks.arm}"]
     print("\n".join([*said, *([] if tasks is None else _lines(tasks, places, path)), ""]))
     if any(arm is not None and arm.settings.get("eviction") == "kvzip" for arm in (facts, text, tasks)):
-        print("KVzip reads a context twice, in three times the time; KVzap, once its nets are learnt, reads it once.")
+        print("KVzip reads a context twice, so a prompt takes longer; KVzap, once its nets are learnt, reads it once.")
     print("Differences are to the full cache. Further methods: docs/real_text.md")
     return 0

@@ -118,7 +118,7 @@ class RecallRecords(Dataset[RecallSample]):
 
 
 def recall_accuracy(answer: str, codes: dict[str, str]) -> float:
-    """Share (0..1) of the asked names whose code an answer states exactly; the first statement of a name counts."""
+    """Return the share of asked names whose code an answer states exactly; a name's first statement counts."""
     stated: dict[str, str] = {}
     for name, code in _STATED.findall(answer):
         stated.setdefault(name, code)

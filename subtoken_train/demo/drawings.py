@@ -26,7 +26,7 @@ PICTURE_QUESTION = "what is at C2 ?"
 
 
 def presets(pictures: bool = True) -> list[tuple[str, str]]:
-    """(path of a picture, question), the first one on which models differ; or (text, sentence to go on with)."""
+    """Return (path of a picture, question), first one on which models differ; or (text, sentence to go on with)."""
     if not pictures:
         facts = build_task("facts", contexts=1, facts=4, words=250).samples()
         return [(each.prompt[: each.context_characters], each.prompt.rpartition("Answer: ")[2]) for each in facts]

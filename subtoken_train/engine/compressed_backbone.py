@@ -112,7 +112,7 @@ class CompressedBackbone(nn.Module):
         return anew and self.family.tower_positions == "renumber"
 
     def promised_fraction(self, samples: Sequence[int], key_channels: float = 1.0, key_axes: KeyAxes = "own") -> float:
-        """Share of the region's KV that is promised, without the index, for ``samples`` of so many tokens."""
+        """Return the promised share of the region's KV, without the index, for ``samples`` of so many tokens."""
         region = (Region.CONTEXT if self.family.image_token_id is None else Region.VISUAL).label
         shape, budget = self.family.shape, replace(self.group_budget, key_channels=key_channels, key_axes=key_axes)
         layers = [self.reducer.layer_tokens(tokens, shape.num_layers) for tokens in samples if tokens]

@@ -273,7 +273,7 @@ class TGVKV(Eviction):
 
 
 def text_rows(regions_BN: Tensor) -> Tensor:
-    """Entries that are no visual tokens, bool [B, N]."""
+    """Mark the entries that are no visual tokens, bool [B, N]."""
     return (regions_BN != Region.PADDING) & (regions_BN != Region.VISUAL)
 
 

@@ -87,7 +87,7 @@ def group_counts(mask_BNS: Tensor, routed_BN: Tensor) -> Tensor:
 
 
 def group_usage(mask_BNS: Tensor, routed_BN: Tensor) -> Tensor:
-    """Share of the kept (token, group) pairs that falls on each group, [S]; zeros where nothing is kept."""
+    """Return the share of the kept (token, group) pairs that falls on each group, [S]; zeros where nothing is kept."""
     counts_S = group_counts(mask_BNS, routed_BN).float()
     return counts_S / counts_S.sum().clamp(min=1)
 

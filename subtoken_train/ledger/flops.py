@@ -64,7 +64,7 @@ class TrainingFlops:
         return 4 * self.size.num_heads * self.size.head_dim * (1 + 2 * self._backward(layer))
 
     def layers(self, lengths_B: Tensor, start: int, stop: int) -> Tensor:
-        """Layers ``start`` to ``stop`` (exclusive) on samples of ``lengths`` rows; a scalar in fp32 on their device."""
+        """Count layers ``start`` to ``stop`` (exclusive) on samples of ``lengths`` rows; fp32, on their device."""
         lengths = lengths_B.float()
         rows, pairs = lengths.sum(), (lengths * (lengths + 1) / 2).sum()
         span = range(start, stop)

@@ -160,7 +160,7 @@ class RoutingConfig:
         )
 
     def closed_target(self, progress: float) -> float:
-        """Share of closed gates that training wants, as entries per kept one grow linearly with ``progress`` to 1."""
+        """Return the wanted share of closed gates: entries per kept one grow linearly with ``progress`` to 1."""
         return 1 - 1 / (1 + min(1.0, progress) * (1 / self.byte_share - 1))
 
     def check_tokens(self, shape: KVShape, tokens: int) -> None:

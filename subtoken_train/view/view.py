@@ -288,7 +288,7 @@ class View:
         return last_marked(rows_BN, count)
 
     def last_rows(self, window: int) -> Tensor:
-        """Index of the last ``window`` entries of every sample, ascending, [B, W]; -1 pads samples with fewer."""
+        """Index the last ``window`` entries of every sample, ascending, [B, W]; -1 pads samples with fewer."""
         order_BN = self.entries_BN.int().sort(dim=-1, descending=True, stable=True).indices
         slot_BW = self.entries_BN.sum(-1, keepdim=True) - window + torch.arange(window, device=order_BN.device)
         return order_BN.gather(1, slot_BW.clamp(min=0)).masked_fill(slot_BW < 0, -1)
