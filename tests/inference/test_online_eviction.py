@@ -109,7 +109,7 @@ def cell_of(**levels: str) -> dict[str, str]:
     return BASE | first | {"family": "llava_gqa", "batch": "three_left", "selector": "linear"} | levels
 
 
-@sampled("precision", ["int8", "int4", "int4_rotated", "nvfp4", "turboquant4"], every=2)
+@sampled("precision", ["int8", "int4", "int4_rotated", "fp8", "turboquant4"], every=2)
 @sampled("eviction", ONLINE, every=5)
 def test_rounded_entries_are_selected_and_never_rounded_again(eviction, precision):
     """Every stored vector reads as it did when it was first stored; a tail is rounded once."""
