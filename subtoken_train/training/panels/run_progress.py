@@ -4,24 +4,17 @@ import json
 import sys
 import time
 from pathlib import Path
-from textwrap import indent
 from typing import Any
 
 import lightning as L
-import yaml
 from lightning.pytorch.callbacks import Callback, ProgressBar, RichProgressBar
-from lightning.pytorch.loggers import TensorBoardLogger
 
 from subtoken_train.documents import read_text
 from subtoken_train.outputs import room_for, write_whole
 
 
 class BarProgress(RichProgressBar):
-    """Names the last epoch only where there is one, and no version of a logger."""
-
-    def get_metrics(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
-        """Return the modules' metrics; runs are told apart by their folders, not by ``v_num``."""
-        return {name: value for name, value in super().get_metrics(trainer, pl_module).items() if name != "v_num"}
+    """Names the last epoch only where there is one."""
 
     def _get_train_description(self, current_epoch: int) -> str:
         described = str(super()._get_train_description(current_epoch))
@@ -59,7 +52,7 @@ class LineProgress(ProgressBar):
 
 
 class LogRecipe(Callback):
-    """Hands the recipe to each logger as hyper-parameters, once; TensorBoard shows it as a text, ``recipe``."""
+    """Hands the recipe to each logger as hyper-parameters, once."""
 
     def __init__(self, recipe: dict[str, Any]) -> None:
         self.recipe = recipe
@@ -68,9 +61,6 @@ class LogRecipe(Callback):
         """Log it."""
         for logger in trainer.loggers:
             logger.log_hyperparams(self.recipe)
-            if isinstance(logger, TensorBoardLogger):
-                indented = indent(yaml.safe_dump(self.recipe, sort_keys=False), "    ")
-                logger.experiment.add_text("recipe", indented, trainer.global_step)
 
 
 class SampleLog(Callback):

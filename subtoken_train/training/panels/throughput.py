@@ -47,7 +47,7 @@ class Stopwatch:
 
 
 class Throughput(Callback):
-    """Logs ``tokens_per_s``, ``train/kv_fraction``, ``train/kept_visual_fraction`` and ``learning_rate``."""
+    """Logs ``tokens_per_s``, ``train/kv_fraction`` and ``learning_rate``."""
 
     def __init__(self) -> None:
         self.watch = Stopwatch()
@@ -59,9 +59,7 @@ class Throughput(Callback):
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         record = pl_module.last_step
         assert record is not None
-        before, after = record.regions_BN, record.rows.regions_BM
-        visual = [(codes == Region.VISUAL).sum() for codes in (before, after)]
-        counts = torch.stack([(before != Region.PADDING).sum(), record.rows.visible_BM.sum(), *visual])
+        counts = torch.stack([(record.regions_BN != Region.PADDING).sum(), record.rows.visible_BM.sum()])
         self._tokens = counts if self._tokens is None else self._tokens + counts
         if logs_now(trainer, batch_idx):
             self._log(trainer, pl_module)
@@ -82,12 +80,10 @@ class Throughput(Callback):
         assert self._tokens is not None
         assert module.last_step is not None
         counts = torch.stack([*self._tokens, *module.last_step.compressed()])
-        before, after, visual_before, visual_after, entries, kept = counts.tolist()  # waits: the time is real
+        before, after, entries, kept = counts.tolist()  # waits: the time is real
         seconds = self.watch.seconds()
         module.log("tokens_per_s/before", before / seconds, prog_bar=True)
         module.log("tokens_per_s/after", after / seconds, prog_bar=True)
-        if visual_before:
-            module.log("train/kept_visual_fraction", visual_after / visual_before)
         if kept:
             budget = KVBudget() if module.routing_config is None else module.routing_config.token_budget
             module.log("train/kv_fraction", replace(budget, keep_ratio=kept / entries).total_kv_fraction)
