@@ -21,11 +21,12 @@ def head_shares(logit_Lh: Tensor) -> Tensor:
 
 
 class HeadShares(nn.ParameterList):
-    """A softmax over the heads of all layers, times the bytes of all; a layer's parameters are of shape [h].
+    """LKV: every head of every layer has a learned share of all bytes, the same for all prompts.
 
-    Source: "LKV" (arXiv 2605.06676), of which no code was found. READING. A head keeps sinks, window, and the best by
-    their logits that its bytes hold. The shares' gradient is that of a relaxed choice: entries stay by the sigmoid of
-    their logit over a cut, where these sum to the head's bytes; a byte more lowers it by one over that sum's slope.
+    Source: "LKV" (arXiv 2605.06676), of which no code was found. READING. A layer's parameters, [h], are logits of a
+    softmax over the heads of all layers. A head keeps sinks, window, and what has the best logits, as far as its bytes
+    go. The shares' gradient is that of a relaxed choice: entries stay by the sigmoid of their logit over a cut, where
+    these sum to the head's bytes; a byte more lowers the cut by one over that sum's slope.
     """
 
     def __init__(self, config: RoutingConfig, shape: KVShape) -> None:
@@ -39,10 +40,7 @@ class HeadShares(nn.ParameterList):
 
     @torch.no_grad()
     def spent(self, layer: int, count_B: Tensor, least_B: Tensor) -> Tensor:
-        """Return the bytes of a layer's heads, int64 [B, h]; those of all layers spend the budget.
-
-        Every head has ``count_B`` entries and keeps ``least_B`` of them at least, int64 [B].
-        """
+        """Return the bytes of a layer's heads, int64 [B, h], of ``count_B`` entries each; ``least_B`` stay at least."""
         entry = self.costs.key + self.groups * self.costs.group  # the unit of whole ones: heads leave nothing over
         unit = entry if self.groups == 1 else 1
         total_B = budget_bytes(count_B * self.heads, self.costs.dense, self.share) // unit
