@@ -307,7 +307,7 @@ class RouterBank(nn.Module):
             chosen = state.chosen[layer] if layer in state.chosen else self.spend([scores_BNO], [routed_BN], layer)[0]
             hard_BNS, keys_BhN, cut_Bh = (part.to(device) for part in chosen)
             learns_BN = routed_BN & ~self._always(routed_BN) if config.drops else torch.zeros_like(routed_BN)
-            if self.shares is not None:
+            if self.shares is not None and torch.is_grad_enabled():
                 cut_Bh = self.shares.joined(layer, cut_Bh, scores_BNO, learns_BN)
             cut_BS = cut_Bh.repeat_interleave(config.num_groups // cut_Bh.shape[1], 1)
             margin_BNS, key_logits_BhN = scores_BNS - cut_BS[:, None], scores_BNO[..., config.num_groups :].mT
