@@ -121,4 +121,4 @@ def test_tensorboard_opens_on_what_matters(events):
     groups = list(dict.fromkeys(tag.split("/")[0] for tag in tags))
     first = {tag.partition("/")[2] for tag in tags if tag.startswith(f"{groups[0]}/")}
     assert first == {*OVERVIEW}
-    assert groups[-1] == "4_gradient_norm"
+    assert groups[-1] == "3_gradient_norm"

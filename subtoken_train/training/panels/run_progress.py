@@ -4,10 +4,13 @@ import json
 import sys
 import time
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import lightning as L
+import yaml
 from lightning.pytorch.callbacks import Callback, ProgressBar, RichProgressBar
+from lightning.pytorch.loggers import TensorBoardLogger
 
 from subtoken_train.documents import read_text
 from subtoken_train.outputs import room_for, write_whole
@@ -52,7 +55,7 @@ class LineProgress(ProgressBar):
 
 
 class LogRecipe(Callback):
-    """Hands the recipe to each logger as hyper-parameters, once."""
+    """Hands the recipe to each logger as hyper-parameters, once; TensorBoard shows it as a text, ``recipe``."""
 
     def __init__(self, recipe: dict[str, Any]) -> None:
         self.recipe = recipe
@@ -61,6 +64,9 @@ class LogRecipe(Callback):
         """Log it."""
         for logger in trainer.loggers:
             logger.log_hyperparams(self.recipe)
+            if isinstance(logger, TensorBoardLogger):
+                indented = indent(yaml.safe_dump(self.recipe, sort_keys=False), "    ")
+                logger.experiment.add_text("recipe", indented, trainer.global_step)
 
 
 class SampleLog(Callback):
