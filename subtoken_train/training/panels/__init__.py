@@ -65,8 +65,8 @@ def logs_now(trainer: L.Trainer, batch_idx: int) -> bool:
 
 def logs_next(trainer: Any, ahead: int = 1) -> bool:
     """Return whether the optimiser step under way (0 ``ahead``: the last one) is a logging step."""
-    every: int = trainer.log_every_n_steps  # set by Lightning, though not in its annotations
-    return every > 0 and (trainer.global_step + ahead) % every == 0
+    step, every = int(trainer.global_step) + ahead, int(trainer.log_every_n_steps)  # which Lightning's types do not know
+    return every > 0 and step % every == 0
 
 
 def write(trainer: L.Trainer, numbers: Mapping[str, float], steps_done: int) -> None:
