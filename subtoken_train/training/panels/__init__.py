@@ -65,7 +65,7 @@ def logs_now(trainer: L.Trainer, batch_idx: int) -> bool:
 
 def logs_next(trainer: Any, ahead: int = 1) -> bool:
     """Return whether the optimiser step under way (0 ``ahead``: the last one) is a logging step."""
-    step, every = int(trainer.global_step) + ahead, int(trainer.log_every_n_steps)  # which Lightning's types do not know
+    step, every = int(trainer.global_step) + ahead, int(trainer.log_every_n_steps)  # Lightning's types lack it
     return every > 0 and step % every == 0
 
 
