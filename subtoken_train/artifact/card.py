@@ -13,7 +13,7 @@ from subtoken_train.families import FAMILIES
 from subtoken_train.families.backbone_config import is_hub_id
 from subtoken_train.families.load import named_family
 from subtoken_train.ledger.kv_budget import KVBudget
-from subtoken_train.routing.base import POOLS, RoutingConfig
+from subtoken_train.routing.base import RoutingConfig
 
 NATS = frozenset({"log_likelihood"})  # metrics in nats per token; all others are fractions, printed in %
 
@@ -164,7 +164,7 @@ def routing_words(config: RoutingConfig) -> str:
     if config.budget == "delayed":
         budget = f"gates of heads, {100 * config.byte_share:.6g} % of them open in the end, delay {config.window}"
     if config.budget == "bytes":
-        budget = f"keys and groups in {100 * config.byte_share:.6g} % of the bytes of {POOLS[config.byte_pool]}"
+        budget = f"keys and groups in {100 * config.byte_share:.6g} % of the bytes, pool {config.byte_pool}"
         budget += f", sinks {config.sinks}, window {config.window}"
     rest = [f"fill {config.fill}"] if config.fill != "zero" else []
     rest += [f"{config.score_prior} prior"] if config.score_prior != "none" else []

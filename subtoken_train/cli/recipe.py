@@ -269,12 +269,15 @@ def _check_attention(attention: str) -> None:
 
 
 OVERVIEW = ("train/loss", "val/loss", "eval/accuracy", "val/token_accuracy")
-_LAST = {"epoch": 3, "weight_norm": 3, "gradient_norm": 4}
 
 
 def tensorboard_tag(name: str) -> str:
     """Rename a metric for TensorBoard's first page, which sorts tags and opens the first two groups alone."""
-    return f"1_overview/{name}" if name in OVERVIEW else f"{_LAST.get(name.partition('/')[0], 2)}_{name}"
+    return (
+        f"1_overview/{name}"
+        if name in OVERVIEW
+        else f"{3 if name.startswith(('epoch', 'gradient_norm')) else 2}_{name}"
+    )
 
 
 class SortedTensorBoard(TensorBoardLogger):
