@@ -107,8 +107,6 @@ def read_counts(
     """Sort the entries of layers by how their own formats store them, and read how many there are, all at once."""
     marks = [plan_marks(plan, kv_heads, width, layout, own) for plan, own in zip(plans, forms, strict=True)]
     numbers = [each.numbers() for each in marks]
-    if not numbers:
-        return []
     flat = iter(torch.cat([each.flatten().to(numbers[0].device) for each in numbers]).tolist())
     rows = [[[next(flat) for _ in range(each.shape[1])] for _ in range(each.shape[0])] for each in numbers]
     return [_counts(own, each) for own, each in zip(marks, rows, strict=True)]
@@ -150,11 +148,6 @@ class Packing:
     form: Format = MODEL
     feedback_Bhdd: Tensor | None = None
 
-    def feedback(self, plan: LayerPlan) -> Tensor | None:
-        """Return the feedback by the rows of a plan's storage, [R, c, d, d]."""
-        own = self.feedback_Bhdd
-        return own if own is None or plan.heads_BNh is None else own.flatten(0, 1)[:, None]
-
 
 def pack_layer(
     key_BhNd: Tensor,
@@ -173,7 +166,8 @@ def pack_layer(
     _, kv_heads, length, width = key_BhNd.shape
     counts = counts or read_counts([plan], kv_heads, width, packing.layout, [packing.form])[0]
     marks = counts.marks if counts.marks.rows_RM.device == key_BhNd.device else on_device(counts.marks, key_BhNd.device)
-    num_rows, feedback = len(marks.rows_RM), packing.feedback(plan)
+    num_rows, feedback = len(marks.rows_RM), packing.feedback_Bhdd
+    feedback = feedback if feedback is None else feedback.reshape(num_rows, -1, width, width)
     keys, values = (x.reshape(num_rows, -1, length, width) for x in (key_BhNd, value_BhNd))
     fill = None if fill_BV is None else fill_BV.expand(len(key_BhNd), -1).reshape(num_rows, -1, 1, width)
     places_RN = None if position_BN is None else position_BN.int().repeat_interleave(num_rows // len(key_BhNd), 0)

@@ -37,10 +37,7 @@ def query_energy(query_BHNd: Tensor, rows_BN: Tensor, kv_heads: int, most: int |
 
 
 def asking(query_BHNd: Tensor, rows_BN: Tensor, most: int | None = None) -> Tensor:
-    """Return the queries of the marked rows, [B, W, H, d] in fp32; a sample with fewer than W has zeros behind them.
-
-    ``most``: W, if no sample marks more; None: the most marked, which is read from the device.
-    """
+    """Return marked rows' queries, [B, W, H, d] in fp32, zeros behind fewer than W; ``most``: W, None reads it."""
     places_BW, asks_BW = kept_index(rows_BN, pad_left=False, longest=most)
     return take_rows(query_BHNd.transpose(1, 2), places_BW).float() * asks_BW[..., None, None]
 

@@ -128,7 +128,6 @@ class Rerotation:
         return fewest_B[:, None]
 
 
-@dataclass
 class LayerPacker:
     """Packs a prompt's layers, in any order; each one's dense states are let go.
 
@@ -136,31 +135,23 @@ class LayerPacker:
     by ``key_cut`` (None: all channels stay) and by ``moments`` of queries, where keys are stored in a basis.
     """
 
-    backbone: CompressedBackbone
-    compression: Compression
-    cache: PackedCache
-    prompt_length: int
-    dense: DynamicCache = field(init=False)
-    packing: Packing = field(init=False)
-    rerotation: Rerotation | None = field(init=False)
-    kept: int = field(init=False)  # channels of a key
-    key_cut: KeyCut | None = field(init=False)
-    moments: QueryMoments | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        family, routing, form = self.backbone.family, self.backbone.active_routing, FORMATS[self.compression.kv_dtype]
-        self.dense = family.dense_cache()
+    def __init__(
+        self, backbone: CompressedBackbone, compression: Compression, cache: PackedCache, prompt_length: int
+    ) -> None:
+        family, routing, form = backbone.family, backbone.active_routing, FORMATS[compression.kv_dtype]
+        self.backbone, self.compression, self.cache, self.prompt_length = backbone, compression, cache, prompt_length
+        self.dense: DynamicCache = family.dense_cache()
         self.packing = Packing(form=form) if routing is None else Packing(routing.layout, form)
-        self.rerotation = Rerotation(family.rotation) if self.compression.rerotate else None
+        self.rerotation = Rerotation(family.rotation) if compression.rerotate else None
         self.moments = QueryMoments() if form.rotates else None
         width = family.shape.head_dim
-        self.kept = kept_channels(width, self.compression.key_channels)
-        self.key_cut = KeyCut(self.compression) if self.kept < width else None
+        self.channels = kept_channels(width, compression.key_channels)
+        self.key_cut = KeyCut(compression) if self.channels < width else None
 
     def counts(self, layers: list[LayerPlan], first: int = 0) -> list[RowCounts]:
         """Count what layers from ``first`` on will store, once their cut keys are marked; the device is read once."""
         for layer, plan in enumerate(layers, first) if self.key_cut is not None else ():
-            self.key_cut.mark(layer, plan, self.kept)
+            self.key_cut.mark(layer, plan, self.channels)
         shape, forms = self.backbone.family.shape, [self.form(layer) for layer in range(first, first + len(layers))]
         return read_counts(layers, shape.num_kv_heads, shape.head_dim, self.packing.layout, forms)
 

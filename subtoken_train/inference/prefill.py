@@ -213,7 +213,8 @@ def _chunked(
         groups_BMS = None if backbone.active_routing is None else groups_BMS
         if eviction is not None:
             (keep_BhM,) = eviction.keep([groups_BMS], packer.packing.layout)
-            eviction.forget()
+            eviction.scores.clear()  # the next layer is kept alone
+            eviction.rows.clear()
         wide = layer_plan(keep_BhM, groups_BMS, rows.index_BM, keep_BhM.shape[2])
         (counts,) = packer.counts([wide], layer)
         plan.layers.append(each_tensor(wide, lambda places: places[:, : counts.longest].clone()))
