@@ -97,7 +97,7 @@ class Prompt:
         """Plan and pack all layers."""
         plans = layer_plans(keep, masks or {}, [None] * len(keep))
         packing = Packing()
-        counts = read_counts(plans, self.kv_heads, HEAD_DIM, packing.layout)
+        counts = read_counts(plans, self.kv_heads, HEAD_DIM, packing.layout, [packing.form] * len(plans))
         for layer, plan, own in zip(cache.layers, plans, counts, strict=True):
             pack_layer(layer.keys, layer.values, plan, packing, None, own)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,8 +90,11 @@ def run(args: argparse.Namespace) -> int:
         if rows.shape[1] > 1 and layer not in begun:
             begun.add(layer)
             show(len(begun), family.shape.num_layers)
+        if len(begun) == family.shape.num_layers:
+            watch.close()  # a step that is watched is not captured
 
-    with watching_inputs(family, reached if inputs["input_ids"].shape[1] >= LONG else None):
+    with ExitStack() as watch:
+        watch.enter_context(watching_inputs(family, reached if inputs["input_ids"].shape[1] >= LONG else None))
         out = model.generate(**inputs, **sampling, **sizes, streamer=streamer)
     print(_summary(model, len(out[0]) - inputs["input_ids"].shape[1]))
     if args.show:

@@ -273,11 +273,7 @@ OVERVIEW = ("train/loss", "val/loss", "eval/accuracy", "val/token_accuracy")
 
 def tensorboard_tag(name: str) -> str:
     """Rename a metric for TensorBoard's first page, which sorts tags and opens the first two groups alone."""
-    return (
-        f"1_overview/{name}"
-        if name in OVERVIEW
-        else f"{3 if name.startswith(('epoch', 'gradient_norm')) else 2}_{name}"
-    )
+    return f"1_overview/{name}" if name in OVERVIEW else f"{_LAST.get(name.partition('/')[0], 2)}_{name}"
 
 
 class SortedTensorBoard(TensorBoardLogger):

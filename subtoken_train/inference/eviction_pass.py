@@ -244,11 +244,6 @@ class EvictionPass:
             prompts += [ScoredPrompt(scores, total - len(scores))] if total else []
         return prompts
 
-    def forget(self) -> None:
-        """Let the layers go that were seen: the next one is kept alone."""
-        self.scores.clear()
-        self.rows.clear()
-
     def _last_row(self, regions_BM: Tensor) -> Tensor:
         return last_marked(regions_BM != Region.PADDING, int(not self.followed))
 
