@@ -17,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from subtoken_train.artifact.hub import Destination
 from subtoken_train.cli.command_line import FLAGS
-from subtoken_train.cli.recipe_source import RecipeSource, read_source, unknown_key
+from subtoken_train.cli.recipe_source import RecipeSource, in_a_recipe, read_source, unknown_key
 from subtoken_train.cli.trainer_parts import ACCELERATORS, KINDS, build_parts, named_parts
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.datamodule import InstructionDataModule, RecallDataModule
@@ -111,14 +111,16 @@ class RecipeCLI:
         self.source = read_source(source) if isinstance(source, list) else source
         if not self.source.contents:
             raise ValueError(_NO_RECIPE)
-        self._plan = recipe_plan(self.source.reducer, _DATA[self.source.data_kind])
-        self.config = self._read()
-        check_range("seed_everything", self.config.seed_everything, 0, MAX_SEED)
+        self._plan, self.config = self._read()
         self._settle()
         if any(key == "print_config" for key, _ in self.source.words.options):
             print(self.recipe_text(), end="")
             raise SystemExit(0)
         L.seed_everything(self.config.seed_everything, workers=True)
+        self._build()
+
+    @in_a_recipe
+    def _build(self) -> None:
         plans, config = self._plan.hints, self.config
         self.model: SubTokenModule = built(plans["model"], config.model)
         self.datamodule: Any = built(plans["data"], config.data)
@@ -126,17 +128,20 @@ class RecipeCLI:
         self.evaluation = None if config.evaluation is None else EvaluationConfig(**config.evaluation)
         self.early_stopping = None if config.early_stopping is None else EarlyStoppingConfig(**config.early_stopping)
 
-    def _read(self) -> Settings:
-        whole = dict[str, Any]()
+    @in_a_recipe
+    def _read(self) -> tuple[SettingsPlan, Settings]:
+        plan, whole = recipe_plan(self.source.reducer, _DATA[self.source.data_kind]), dict[str, Any]()
         for content in (*self.source.contents, *self.source.pieces):
             whole = laid_over(whole, content)
         model = whole.get("model")
         given = model.get("reducer") if isinstance(model, dict) else None
-        own = [f"model.reducer.{key}" for key in self._plan.hints["model"].hints["reducer"].hints]
+        own = [f"model.reducer.{key}" for key in plan.hints["model"].hints["reducer"].hints]
         for key in given if isinstance(given, dict) else ():  # another package's, which no shipped schema knows
             if f"model.reducer.{key}" not in own:
                 raise ValueError(unknown_key("key", f"model.reducer.{key}", own))
-        return filled(self._plan, whole)
+        config = filled(plan, whole)
+        check_range("seed_everything", config.seed_everything, 0, MAX_SEED)
+        return plan, config
 
     def _settle(self) -> None:
         config = self.config

@@ -14,7 +14,7 @@ from typing import Any
 from subtoken_train.cli.command_line import FLAGS, Words, split_words
 from subtoken_train.cli.trainer_parts import KINDS, SETTINGS, check_setting, named_parts
 from subtoken_train.documents import InvalidYAML, parse_yaml
-from subtoken_train.errors import first_names, refuse, shell_words
+from subtoken_train.errors import ending_with, first_names, refuse, shell_words
 from subtoken_train.reducers import DEFAULT_REDUCER, split_settings
 from subtoken_train.resources import named_recipe, recipe_text, resource
 from subtoken_train.typed import Written, shown, text_numbers, unwritten
@@ -26,7 +26,7 @@ _OPTIONAL = ("evaluation", "early_stopping")
 _MAX_TEXT = 4096
 _COMMANDS = ("help", "h", "print_config")
 _OF_COMMANDS = ("config", "print_config", "anchor", "offline", "machine", "count")  # options that are no keys
-_EXAMPLE = "tiny_fastv25_s16k4"
+in_a_recipe = ending_with("'subtoken-train fit --help' lists the keys, with types and defaults")
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class RecipeSource:
         return next((key for key in ("train", "num_facts") if key in keys), "train_file")
 
 
+@in_a_recipe
 def read_source(argv: list[str]) -> RecipeSource:
     """Read and check the recipes (``--config``) and options of a command line; a mistake is a worded ``ValueError``."""
     words = split_words(argv)
@@ -73,9 +74,7 @@ def _check_keys(source: RecipeSource) -> None:
                 raise ValueError(unknown_key(word, key, sorted(keys), prefix=dashes))
             kind = keys.get(key, "").partition(" (")[0].removesuffix(" or null")
             if kind in _NUMBERS and isinstance(unwritten(value), str) and not [*text_numbers(value)]:
-                config = "FILE" if not source.words.configs else shell_words(source.words.configs[0])
-                listed = f"'subtoken-train fit --config {config} --help' lists the keys and their types"
-                raise ValueError(f"{key} is {shown(value)}; it must be {_NUMBERS[kind]}; {listed}")
+                raise ValueError(f"{key} is {shown(value)}; it must be {_NUMBERS[kind]}")
 
 
 _NUMBERS = {"whole number": "a whole number", "number": "a number"}
@@ -135,7 +134,7 @@ def _piece(key: str, text: str | None) -> dict[str, Any]:
     if key in _COMMANDS:
         return {}
     if names[-1] == "help":
-        raise ValueError(f"--{key} is not available; 'subtoken-train recipes show {_EXAMPLE}' prints a complete recipe")
+        raise ValueError(f"--{key} is not available")
     if key == "allow-code":
         raise ValueError(f"--{key} is gone: a recipe names no classes; see docs/recipe_safety.md for your own ones")
     if names[0] == "trainer" and names[1:2] and names[1] in KINDS and (len(names) > 2 or key.endswith("+")):
@@ -195,7 +194,7 @@ def unknown_key(kind: str, key: str, keys: Iterable[str], prefix: str = "") -> s
         return f"{head} Allowed in {group}: {first_names([name.rpartition('.')[2] for name in beside])}"
     if "." in group:  # no group either
         return unknown_key(kind, group, [".".join(each) for each in parts], prefix)
-    return f"{head} 'subtoken-train recipes show {_EXAMPLE}' prints a complete recipe"
+    return head
 
 
 _WORDS = {"integer": "whole number", "boolean": "true or false", "string": "text", "array": "list", "object": "group"}

@@ -122,7 +122,7 @@ REFUSED = {
     "fit": {
         "--trainer.max_steps 3": "no recipe is given; pass one with --config",
         f"{TINY} --max_steps=3": "unknown option '--max_steps'. Did you mean '--trainer.max_steps'?",
-        f"{TINY} --zzz 3": "unknown option '--zzz'. 'subtoken-train recipes show tiny_fastv25_s16k4' prints a",
+        f"{TINY} --zzz 3": "unknown option '--zzz'. 'subtoken-train fit --help' lists the keys",
         f"{TINY} --model.optimizer.router_learning_rate abc": "model.optimizer.router_learning_rate is 'abc'; it must",
         f"{TINY} --model.routing false": "model.routing is 'false'; it must be a group of keys or null",
         f"{TINY} --model.reducer fastv": "model.reducer is 'fastv'; it must be a group of keys",
