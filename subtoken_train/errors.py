@@ -88,6 +88,10 @@ def ending_with(command: str) -> Iterator[None]:
         raise ValueError(f"{words}{' ' if words.endswith(('.', '?')) else '; '}{command}") from None
 
 
+in_a_recipe = ending_with("'subtoken-train fit --help' lists the keys, with types and defaults")
+in_a_grid = ending_with("'subtoken-train recipes show mini_recall' prints a whole grid")
+
+
 def no_numbers(where: str, dtype: object) -> ValueError:
     """Return the error for a model that gives NaN or infinity: where, and what helps."""
     name = str(dtype).removeprefix("torch.")

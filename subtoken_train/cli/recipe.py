@@ -17,15 +17,16 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from subtoken_train.artifact.hub import Destination
 from subtoken_train.cli.command_line import FLAGS
-from subtoken_train.cli.recipe_source import RecipeSource, in_a_recipe, read_source, unknown_key
+from subtoken_train.cli.recipe_source import RecipeSource, read_source, unknown_key
 from subtoken_train.cli.trainer_parts import ACCELERATORS, KINDS, build_parts, named_parts
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.datamodule import InstructionDataModule, RecallDataModule
 from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import MAX_SEED, check_package, check_range
+from subtoken_train.errors import MAX_SEED, check_package, check_range, in_a_recipe
 from subtoken_train.evaluation.runner.data_file import answer_records
+from subtoken_train.families.backbone_config import check_backbone
 from subtoken_train.outputs import write_whole
 from subtoken_train.reducers import REDUCERS
 from subtoken_train.training.memory import check_strategy
@@ -123,6 +124,7 @@ class RecipeCLI:
     def _build(self) -> None:
         plans, config = self._plan.hints, self.config
         self.model: SubTokenModule = built(plans["model"], config.model)
+        check_backbone(self.model.backbone_config)
         self.datamodule: Any = built(plans["data"], config.data)
         self._checkpoints: RunCheckpoints = built(plans["checkpoint"], config.checkpoint)
         self.evaluation = None if config.evaluation is None else EvaluationConfig(**config.evaluation)

@@ -14,7 +14,7 @@ from typing import Any
 from subtoken_train.cli.command_line import FLAGS, Words, split_words
 from subtoken_train.cli.trainer_parts import KINDS, SETTINGS, check_setting, named_parts
 from subtoken_train.documents import InvalidYAML, parse_yaml
-from subtoken_train.errors import ending_with, first_names, refuse, shell_words
+from subtoken_train.errors import first_names, in_a_recipe, refuse, shell_words
 from subtoken_train.reducers import DEFAULT_REDUCER, split_settings
 from subtoken_train.resources import named_recipe, recipe_text, resource
 from subtoken_train.typed import Written, shown, text_numbers, unwritten
@@ -26,7 +26,6 @@ _OPTIONAL = ("evaluation", "early_stopping")
 _MAX_TEXT = 4096
 _COMMANDS = ("help", "h", "print_config")
 _OF_COMMANDS = ("config", "print_config", "anchor", "offline", "machine", "count")  # options that are no keys
-in_a_recipe = ending_with("'subtoken-train fit --help' lists the keys, with types and defaults")
 
 
 @dataclass(frozen=True)
