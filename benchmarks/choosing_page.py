@@ -46,7 +46,7 @@ def table() -> str:
         "| regime | asked | seeds | take | against its anchor | against trained value norm |",
         "|---|---|---|---|---|---|",
     ]
-    listed = read_comparison(ROOT / "recipes/ablations/matched_tiny.yaml").arms
+    listed = read_comparison(ROOT / "benchmarks/ablations/matched_tiny.yaml").arms
     records = {folder: read_records(RESULTS / folder) for folder in {folder for _, folder, _ in MATCHED}}
     for regime, folder, groups in MATCHED:
         arms = records[folder]
