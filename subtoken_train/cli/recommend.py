@@ -14,8 +14,9 @@ from subtoken_train.errors import check_word, refuse, shell_words
 HELP = """Which compression of a text lost least in a budget of bytes on real models, and how to write it.
 
 The context is compressed before anything is asked of it. Facts are six codes hidden in each of 60 contexts of WikiText,
-or in words, in other prose; text is what follows the context; RULER's five tasks are longer (20 samples each). Losses are differences to the
-full cache with 95 % intervals; picking the best of many overstates it slightly. docs/real_text.md has every method.
+or words in other prose; text is what follows the context; RULER's five tasks are longer (20 samples each). Losses are
+differences to the full cache with 95 % intervals; picking the best of many overstates it slightly. docs/real_text.md
+has every method.
 
   subtoken-train recommend --budget 0.25
   subtoken-train recommend --budget 0.125 --model smollm2"""
