@@ -17,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from subtoken_train.artifact.hub import Destination
 from subtoken_train.cli.command_line import FLAGS
-from subtoken_train.cli.recipe_source import RecipeSource, read_source, unknown_key
+from subtoken_train.cli.recipe_source import RecipeSource, read_source, reducer_group, unknown_key
 from subtoken_train.cli.trainer_parts import ACCELERATORS, KINDS, build_parts, named_parts
 from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
 from subtoken_train.datasets.datamodule import InstructionDataModule, RecallDataModule
@@ -135,10 +135,8 @@ class RecipeCLI:
         plan, whole = recipe_plan(self.source.reducer, _DATA[self.source.data_kind]), dict[str, Any]()
         for content in (*self.source.contents, *self.source.pieces):
             whole = laid_over(whole, content)
-        model = whole.get("model")
-        given = model.get("reducer") if isinstance(model, dict) else None
         own = [f"model.reducer.{key}" for key in plan.hints["model"].hints["reducer"].hints]
-        for key in given if isinstance(given, dict) else ():  # another package's, which no shipped schema knows
+        for key in reducer_group(whole):  # another package's, which no shipped schema knows
             if f"model.reducer.{key}" not in own:
                 raise ValueError(unknown_key("key", f"model.reducer.{key}", own))
         config = filled(plan, whole)

@@ -54,7 +54,7 @@ def read_source(argv: list[str]) -> RecipeSource:
     pieces = [_piece(key, text) for key, text in words.options]
     for piece in pieces:
         _check_content(piece, "option")
-    named = [name for content in (*contents, *pieces) if isinstance(name := _reducer(content).get("name"), str)]
+    named = [name for content in (*contents, *pieces) if isinstance(name := reducer_group(content).get("name"), str)]
     reducer = named[-1] if named else DEFAULT_REDUCER
     source = RecipeSource(words, tuple(_with_own(content, reducer) for content in contents), tuple(pieces), reducer)
     _check_keys(source)
@@ -94,10 +94,11 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path} has no keys; a recipe has the groups model, data and trainer")
     kept = {key: value for key, value in content.items() if key not in FLAGS}
-    return _with_own(kept, str(_reducer(kept).get("name", DEFAULT_REDUCER)))
+    return _with_own(kept, str(reducer_group(kept).get("name", DEFAULT_REDUCER)))
 
 
-def _reducer(content: dict[str, Any]) -> dict[str, Any]:
+def reducer_group(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a recipe's reducer; empty where it names none."""
     band = content.get("model")
     group = band.get("reducer") if isinstance(band, dict) else None
     return group if isinstance(group, dict) else {}
@@ -105,7 +106,7 @@ def _reducer(content: dict[str, Any]) -> dict[str, Any]:
 
 def _with_own(content: dict[str, Any], reducer: str) -> dict[str, Any]:
     """Drop the other methods' defaults, which version 0.1 wrote into every recipe that it resolved."""
-    group = _reducer(content)
+    group = reducer_group(content)
     own, others = split_settings({**group, "name": reducer})
     kept = {key: value for key, value in group.items() if key in own or key in others}
     return content if kept == group else {**content, "model": {**content["model"], "reducer": kept}}
@@ -132,10 +133,6 @@ def _piece(key: str, text: str | None) -> dict[str, Any]:
     names = key.removesuffix("+").split(".")
     if key in _COMMANDS:
         return {}
-    if names[-1] == "help":
-        raise ValueError(f"--{key} is not available")
-    if key == "allow-code":
-        raise ValueError(f"--{key} is gone: a recipe names no classes; see docs/recipe_safety.md for your own ones")
     if names[0] == "trainer" and names[1:2] and names[1] in KINDS and (len(names) > 2 or key.endswith("+")):
         raise ValueError(f"--{key} is not read; write the whole: --trainer.{names[1]}='{{NAME: {{SETTING: VALUE}}}}'")
     if names[0] not in (*KEYS, *FLAGS) or key.endswith("+"):

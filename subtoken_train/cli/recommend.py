@@ -60,8 +60,7 @@ class MeasuredArm:
 
     def cell(self, model: str, kind: str) -> str:
         """Write what was lost on a model, see ``interval_cell``."""
-        _, scale, digits = COLUMNS[kind]
-        found = self.on[model][kind]
+        (_, scale, digits), found = COLUMNS[kind], self.on[model][kind]
         return "not asked" if found is None else interval_cell([scale * each for each in found], digits)
 
 

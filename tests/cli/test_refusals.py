@@ -44,8 +44,6 @@ REFUSED = {
         "--adapter {vlm} --model {llava}": "got --adapter and --model",
         "--model {vlm}": "is an adapter; write --adapter",
         "--model {llava} --backbone {llava}": "write --model for a backbone alone",
-        "--model {llava} --layers 2": "it needs --random",
-        "--model {llava} --random --layers 99": "99: the model has 6",
         f"--adapter {{vlm}} {FASTV}": "its own reducer and routers",
         f"--config tiny_fastv25_s16k4 {FASTV}": "--reducer is not read: the recipe",
         "--adapter {vlm} --out {vlm}/README.md": "exists; name another file",
