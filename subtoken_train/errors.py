@@ -83,7 +83,7 @@ def ending_with(command: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        if "subtoken-train " in (words := str(error)):
+        if "subtoken-train " in (words := str(error)) or isinstance(error, UncutError):
             raise
         raise ValueError(f"{words}{' ' if words.endswith(('.', '?')) else '; '}{command}") from None
 
