@@ -50,7 +50,7 @@ def table() -> str:
 
 def choices() -> str:
     """Which arm to take in each regime, beside its anchor and trained value norm."""
-    listed = read_comparison(ROOT / "recipes/ablations/matched_tiny.yaml").arms
+    listed = read_comparison(ROOT / "benchmarks/ablations/matched_tiny.yaml").arms
     arms, rows = read_records(RESULTS / "matched"), []
     for stem, end in [(stem, end) for stem in REGIMES for end in BUDGETS]:
         names = tuple(f"{stem}_{one}{end}" for one in (("best", "fill") if end else ("s16k4", "best", "fill")))
@@ -77,7 +77,7 @@ def _score(arm: Arm, group: str, seeds: set[int]) -> str:
 
 def listed(name: str) -> str:
     """Return one comparison's table, arm by arm, at the sizes that the page shows."""
-    comparison = read_comparison(ROOT / f"recipes/ablations/{name}_tiny.yaml")
+    comparison = read_comparison(ROOT / f"benchmarks/ablations/{name}_tiny.yaml")
     head, line, *rows = comparison_markdown(read_records(RESULTS / comparison.folder), comparison).splitlines()
     return "\n".join([head, line, *(row for row in rows if row.split(" | ")[1] in SHOWN[name])])
 
@@ -90,7 +90,7 @@ def frame() -> pd.DataFrame:
     """
     rows: list[dict[str, Any]] = []
     for name in ("matched", *LISTS, *TRIALS):
-        comparison = read_comparison(ROOT / f"recipes/ablations/{name}_tiny.yaml")
+        comparison = read_comparison(ROOT / f"benchmarks/ablations/{name}_tiny.yaml")
         found = long_rows(name, read_records(RESULTS / comparison.folder), comparison)
         rows += [row for row in found if name not in TRIALS or (row["less"] and row["measure"] == "score")]
     made, told = pd.DataFrame(rows), pd.read_csv(CSV, keep_default_na=False, na_values={"kv": [""]})

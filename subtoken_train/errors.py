@@ -77,6 +77,21 @@ def at_place(before: str, after: str = "") -> Iterator[None]:
         raise ValueError(f"{before}{error}{after}") from None
 
 
+@contextmanager
+def ending_with(command: str) -> Iterator[None]:
+    """Raise a ``ValueError`` of the block again with the command to type next, unless it names one; a decorator too."""
+    try:
+        yield
+    except ValueError as error:
+        if "subtoken-train " in (words := str(error)) or isinstance(error, UncutError):
+            raise
+        raise ValueError(f"{words}{' ' if words.endswith(('.', '?')) else '; '}{command}") from None
+
+
+in_a_recipe = ending_with("'subtoken-train fit --help' lists the keys, with types and defaults")
+in_a_grid = ending_with("'subtoken-train recipes show mini_recall' prints a whole grid")
+
+
 def no_numbers(where: str, dtype: object) -> ValueError:
     """Return the error for a model that gives NaN or infinity: where, and what helps."""
     name = str(dtype).removeprefix("torch.")

@@ -8,11 +8,11 @@ from benchmarks.arm_training import digest
 from benchmarks.comparison_lists import read_comparison
 from benchmarks.comparison_tables import long_rows, read_records
 from benchmarks.run_records import read_runs
-from tests.support.places import RECIPES, ROOT, run_recipes, shown
+from tests.support.places import ROOT, run_recipes, shown
 from tests.support.sampling import sampled
 
 RESULTS = ROOT / "benchmarks" / "results"
-LISTS = list(map(read_comparison, sorted((RECIPES / "ablations").glob("*.yaml"))))
+LISTS = list(map(read_comparison, sorted((ROOT / "benchmarks/ablations").glob("*.yaml"))))
 
 
 def test_tables_are_regenerated_from_the_records():
@@ -25,7 +25,7 @@ def test_tables_are_regenerated_from_the_records():
 def test_the_table_of_all_arms_is_of_the_records():
     written = pd.read_csv(trained_results.CSV, keep_default_na=False)
     assert list(written["list"].unique()) == ["matched", *trained_results.LISTS, *trained_results.TRIALS]
-    own = read_comparison(RECIPES / f"ablations/{(name := 'routed_recall')}_tiny.yaml")
+    own = read_comparison(ROOT / f"benchmarks/ablations/{(name := 'routed_recall')}_tiny.yaml")
     rows = pd.DataFrame(long_rows(name, read_records(RESULTS / own.folder), own))
     kept = written[written["list"] == name].reset_index(drop=True)
     assert kept[["arm", "less", "seeds", "group", "measure"]].equals(rows[["arm", "less", "seeds", "group", "measure"]])

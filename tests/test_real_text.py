@@ -128,7 +128,7 @@ def test_the_page_the_picture_and_what_the_command_reads_are_of_the_records():
     models = {name: real_frontier.blind(name) for name in real_text.NAMES}
     assert all("full cache" in records for records in models.values())
     found, names = real_frontier.measured(models), list(real_text.NAMES)
-    assert shown(real_frontier.PAGE, "frontier") == real_frontier.table(found, names)
+    assert shown(real_frontier.CHOOSING, "frontier") == real_frontier.table(found, names)
     own = real_frontier.shipped(
         text=(real_text.NAMES, real_frontier.winners(found, names)), tasks=real_frontier.measured_on_tasks()
     )

@@ -132,11 +132,13 @@ def _part(key: str, value: Any) -> tuple[str, dict[str, Any]]:
 
 def build_parts(key: str, value: Any, **defaults: Mapping[str, Any]) -> list[Any]:
     """Build what ``trainer.<key>`` names; ``defaults``: name -> settings that stand where the recipe gives none."""
+    from lightning.fabric.utilities.exceptions import MisconfigurationException
+
     built = []
     for name, settings in named_parts(key, value):
         try:
             built.append(KINDS[key].names[name](**{**defaults.get(name, {}), **settings}))
-        except (TypeError, AttributeError) as error:  # a value of another type than the class takes
+        except (TypeError, AttributeError, MisconfigurationException) as error:  # a value that the class does not take
             raise ValueError(f"trainer.{key} {name} cannot be built: {error}") from None
     return built
 

@@ -15,6 +15,7 @@ from subtoken_train.datasets.datamodule import CorpusDataModule, RecallDataModul
 from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.engine.build import start_warm
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.errors import in_a_recipe
 from subtoken_train.families.backbone_config import BackboneConfig, is_hub_id
 from subtoken_train.families.family import Family
 from subtoken_train.families.load import layout_family, with_processor
@@ -158,6 +159,7 @@ class StepPlan(NamedTuple):
     epochs: float | None
 
 
+@in_a_recipe
 def lay_out(module: SubTokenModule, offline: bool = False) -> CompressedBackbone:
     """Lay out what a module builds, without weights; what it starts from is read and checked, but if ``offline``."""
     family = layout_family(module.backbone_config)

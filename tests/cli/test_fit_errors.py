@@ -45,7 +45,9 @@ def test_mistakes_in_a_recipe(capsys, tmp_path, old, new, message):
     text = RECIPE.read_text(encoding="utf-8")
     assert old in text
     (tmp_path / "mine.yaml").write_text(text.replace(old, new))
-    assert message in refused(capsys, tmp_path, config=tmp_path / "mine.yaml")
+    line = refused(capsys, tmp_path, config=tmp_path / "mine.yaml")
+    assert message in line
+    assert line.endswith("'subtoken-train fit --help' lists the keys, with types and defaults")
 
 
 NO_KEYS = "has no keys; a recipe has the groups model, data and trainer"
