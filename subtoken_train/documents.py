@@ -40,10 +40,9 @@ def check_regular(path: str | Path) -> int:
     """Return the size of a regular file in bytes; opening a pipe would wait for a writer."""
     try:
         status = Path(path).stat()
-    except FileNotFoundError as error:
-        raise FileNotFoundError(system_words(error)) from None
     except OSError as error:
-        raise ValueError(system_words(error)) from None
+        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
+        raise kind(system_words(error)) from None
     if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"{path} is not a regular file; name a file, no folder, pipe or device")
     return status.st_size
@@ -59,7 +58,7 @@ def decoded(content: bytes, place: str) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{place} is not UTF-8 (byte {error.start})") from None
+        raise ValueError(f"{place} is not UTF-8 (byte {error.start}); save it as UTF-8") from None
 
 
 def read_json(path: str | Path, max_bytes: int = MAX_BYTES) -> Any:

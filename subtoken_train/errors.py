@@ -14,6 +14,8 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import accumulate
+from numbers import Real
+from typing import Any
 
 
 class SubTokenWarning(UserWarning):
@@ -109,14 +111,12 @@ def system_words(error: OSError) -> str:
 
 _ADVICE = {
     errno.ENOENT: "check its spelling, and the folder that you are in",
-    errno.EEXIST: "name another place",
-    errno.EACCES: "change its permissions, or name another place",
-    errno.EPERM: "change its permissions, or name another place",
+    **dict.fromkeys((errno.EEXIST, errno.EROFS), "name another place"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "change its permissions, or name another place"),
     errno.ENOTDIR: "a part of that path is a file; check its spelling",
     errno.EISDIR: "name a file",
     errno.ENAMETOOLONG: "no file has so long a name; look at the command for a missing space",
     errno.ELOOP: "its symbolic links form a loop; name the file itself",
-    errno.EROFS: "nothing can be written there; name another place",
     errno.ENXIO: "the pipe has no reader; name a regular file",
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "nothing was lost: make room, or write elsewhere"),
 }
@@ -162,10 +162,12 @@ MAX_TOKENS = 2**24  # more than any model reads; a length past it is a slip of t
 MAX_COUNT = 10**9
 
 
-def check_range(name: str, value: float | None, low: float, high: float = math.inf) -> None:
-    """Raise ``ValueError`` unless a number is None, or finite and from ``low`` to ``high``."""
-    if value is None or low <= value <= min(high, sys.float_info.max):
+def check_range(name: str, value: Any, low: float, high: float = math.inf) -> None:
+    """Raise ``ValueError`` unless a value is None, or a finite number from ``low`` to ``high``."""
+    number = isinstance(value, Real)
+    if value is None or (number and low <= value <= min(high, sys.float_info.max)):
         return
     allowed = f"{low:,} or more" if high == math.inf else f"{low:,} to {high:,}"
-    got = f"{value:,}" if abs(value) < 10**15 or not isinstance(value, int) else "a number of many digits"
+    got = f"{value:,}" if number else clipped(repr(value), _GOT)
+    got = "a number of many digits" if isinstance(value, int) and abs(value) >= 10**15 else got
     raise ValueError(f"{name} is {got}; it must be {allowed}")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from subtoken_train.errors import unknown_name
 from subtoken_train.evictions import EVICTIONS, WRAPPERS
 from subtoken_train.reducers import REDUCERS
+from subtoken_train.resources import find_recipe
 from subtoken_train.settings import ARM_SETTINGS, FLAGGED, ArmSettings
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def split_words(argv: list[str]) -> Words:
         word, place = argv[place], place + 1
         name, equals, text = word.partition("=")
         if not _is_option(word):
-            is_recipe = word.endswith((".yaml", ".yml"))
+            is_recipe = word.endswith((".yaml", ".yml")) or find_recipe(word)
             hint = f"a recipe is passed as --config {word}" if is_recipe else "options start with --"
             raise ValueError(f"unexpected argument {word!r}; {hint}")
         value = text if equals else "true" if name.removeprefix("--") in FLAGS else None

@@ -16,8 +16,6 @@ from subtoken_train.errors import check_word, refuse
 from subtoken_train.registry import Registry
 from subtoken_train.typed import shown, text_numbers
 
-_LISTED = "trainer.{key} is {value}; write a name, or a name with its settings: {key}: {{NAME: {{SETTING: VALUE}}}}"
-
 
 @dataclass(frozen=True)
 class Nameable:
@@ -136,7 +134,8 @@ def _part(key: str, value: Any) -> tuple[str, dict[str, Any]]:
         own = f"or give your own class a name by an entry point of the group {kind.names.group} (docs/recipe_safety.md)"
         raise ValueError(f"trainer.{key} names {shown(path)}: a recipe names no class; {hint}, {own}")
     if not isinstance(value, str) or not isinstance(settings, dict | None):
-        raise ValueError(_LISTED.format(key=key, value=shown(value)))
+        form = f"write a name, or a name with its settings: {key}: {{NAME: {{SETTING: VALUE}}}}"
+        raise ValueError(f"trainer.{key} is {shown(value)}; {form}")
     _check_name(f"trainer.{key}", value, kind.names)
     allowed, place = kind.settings.get(value, ()), f"trainer.{key} {value}"
     for name, each in (settings or {}).items() if value in kind.names.builtin else ():

@@ -289,25 +289,18 @@ def check_fields(place: Place, found: Mapping[str, Any], said: str = "it") -> No
 
 def column_problem(name: str, value: Any) -> str | None:
     """Return why a cell of a table that nothing reads may not be passed over; None where it may."""
-    plain = _plain(name)
-    if plain in (*SWITCHES, *_LABELS):
-        off = not _is_on(value)
+    plain, word = _plain(name), str(value).strip().lower()
+    if plain in (*SWITCHES, *_LABELS):  # a class's name is a note
+        named = isinstance(value, str) and word != "false" and not _NUMBER.fullmatch(word)
+        off = not named and word not in ("true", "1", "1.0")
     else:
-        off = bool(_CHANGING.match(plain)) and str(value).strip().lower() not in ("false", "0", "0.0")
+        off = bool(_CHANGING.match(plain)) and word not in ("false", "0", "0.0")
     return "it may change what is learnt, and nothing reads it; drop the line, or the column" if off else None
 
 
 @lru_cache(maxsize=10_000)
 def _plain(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[ -]", "_", name.strip()).lower()
-
-
-def _is_on(value: Any) -> bool:
-    """Return whether a cell says that a line is learnt; a class's name is a note."""
-    if isinstance(value, str):
-        word = value.strip().lower()
-        return word in ("true", "1", "1.0") or (word != "false" and not _NUMBER.fullmatch(word))
-    return isinstance(value, bool | int | float) and value == 1
 
 
 def read_switch(found: Mapping[str, Any], said: str) -> bool | None:

@@ -272,7 +272,7 @@ def _read_config(config: BackboneConfig) -> Any:
     if is_gguf(source):
         files.check_gguf(Path(source))
     try:
-        if Path(source).is_dir() and not (Path(source) / "config.json").is_file():
+        if Path(source).exists() and not is_gguf(source) and not (Path(source) / "config.json").is_file():
             raise FileNotFoundError(source)
         if Path(source).is_dir():
             files.check_local_files(Path(source))

@@ -101,7 +101,7 @@ def read_cache(path: Path, backbone: CompressedBackbone, compression: Compressio
             # copies: what is read is a map of the file, which somebody may change or cut
             tensors = {name: file.get_tensor(name).clone() for name in list(file.keys())}
     except OSError as error:
-        raise ValueError(f"cache file {path} cannot be read ({error.strerror or type(error).__name__})") from None
+        raise ValueError(f"{path} cannot be read; check the path ({error.strerror or type(error).__name__})") from None
     except SafetensorError as error:
         raise ValueError(f"{path} is not a whole safetensors file: {str(error)[:160]}") from error
     if digest != _digest(text, tensors):
@@ -159,11 +159,7 @@ def _metadata(path: Path) -> tuple[str, str]:
 def _content(text: str, path: Path) -> dict[str, Any]:
     content: dict[str, Any] = checked(dict[str, Any], parse_json(text, str(path)), str(path))
     version = checked(int, content.get("version"), f"{path}: version")
-    late = f"this version reads up to {VERSION}; please upgrade"
-    refuse(
-        (version > VERSION, f"{path} has version {version}, {late}"),
-        (version < 1, f"{path} has version {version}; versions count from 1"),
-    )
+    refuse((not 1 <= version <= VERSION, f"{path} has version {version}; 1 to {VERSION} are read: please upgrade"))
     return content
 
 

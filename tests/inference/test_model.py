@@ -185,6 +185,11 @@ CUDA = "unknown device of this machine 'cuda:99'.* Allowed: auto, cpu"
 WRONG_SETTINGS = {
     "name": ("vlm", FIRST | {"eviction": "frist"}, "unknown eviction method 'frist'. Did you mean 'first'"),
     "option": ("vlm", FIRST | {"eviction_options": {"windwo": 3}}, "unknown setting of first"),
+    "options": (
+        "llm",
+        {"eviction": "snapkv", "eviction_options": "window=3"},
+        "eviction_options='window=3' must be a dict",
+    ),
     "keep": ("vlm", FIRST | {"eviction_keep": 10}, r"eviction_keep=10 must lie in \(0, 1\]"),
     "no such device": ("vlm", {"device_map": "cuda:99"}, CUDA),
     "own reducer": ("vlm", {"reducer": build_reducer("fastv", 0.5)}, "is an adapter with its own token reducer; leave"),
@@ -230,6 +235,8 @@ MISTAKES = {
     "arrays": (lambda m: m.chat(QUESTION, [np.zeros((4, 4, 3), np.uint8)]), "^image 1 is not an image; open"),
     "cache": (lambda m: tokens(m, past_key_values=object()), r"past_key_values must be last\.cache"),
     "two caches": (lambda m: tokens(m, cache=m.last, past_key_values=m.last), "two names for the same argument; give"),
+    "streamer": (lambda m: tokens(m, streamer=print), "streamer has no put; give one of transformers"),
+    "end": (lambda m: tokens(m, eos_token_id="</s>"), "eos_token_id='</s>' must be a whole number"),
     "two ids": (lambda m: tokens(m, inputs=torch.ones(1, 1)), "inputs and input_ids are two names of one"),
     "input": (lambda m: goes_on(m, past_key_value=1), "unknown input 'past_key_value'"),
     "mask": (lambda m: goes_on(m, cache="own", attention_mask=torch.ones(1, 1)), "leave attention_mask out"),
