@@ -107,14 +107,9 @@ def check_destination(destination: Destination) -> None:
     api = HfApi()
     with hub_errors(repo_id):
         user = api.whoami()
-        allowed, whose = (
-            [user["name"], *(org["name"] for org in user.get("orgs", []))],
-            f"the token of {user['name']!r}",
-        )
-        names, role = (
-            ", ".join(f"{name}/..." for name in allowed),
-            user.get("auth", {}).get("accessToken", {}).get("role"),
-        )
+        allowed = [user["name"], *(org["name"] for org in user.get("orgs", []))]
+        names, whose = ", ".join(f"{name}/..." for name in allowed), f"the token of {user['name']!r}"
+        role = user.get("auth", {}).get("accessToken", {}).get("role")
         stranger = repo_id.split("/", maxsplit=1)[0] not in allowed
         refuse(
             (stranger, f"{whose} may not write to {repo_id}; allowed: {names}"),

@@ -90,8 +90,7 @@ _ELSEWHERE = {
     "earlystopping": "write the group early_stopping (docs/watching.md)",
     "optimizer scheduler": "write it in model.optimizer",
     "fp16 bf16 torchautocast": "write it in trainer.precision",
-    "gradientclipping": "write it in trainer.gradient_clip_val",
-    "gradientaccumulationsteps": "write it in trainer.accumulate_grad_batches",
+    "gradientclipping gradientaccumulationsteps": "write trainer.gradient_clip_val or trainer.accumulate_grad_batches",
     "trainbatchsize trainmicrobatchsizepergpu": "write it in data.batch_size",
 }
 """What a recipe writes instead of a name of Lightning or DeepSpeed that it may not hold."""
@@ -188,11 +187,12 @@ def _batches(least: int) -> Check:
     """Allow a whole number of batches, ``least`` or more, or a share of all, 0 to 1, as a float."""
     words = f"it must be a whole number of batches, {least} or more, or a share of all of them, up to 1.0"
 
-    def good(value: Any) -> bool:
-        got = number(value)
-        return got is None or (least <= got <= _MANY if isinstance(value, int) else least * 1e-9 <= got <= 1)
+    def check(value: Any) -> str | None:
+        if (got := number(value)) is None:
+            return _clock(value)
+        return None if (least <= got <= _MANY if isinstance(value, int) else least * 1e-9 <= got <= 1) else words
 
-    return lambda value: _clock(value) if number(value) is None else _unless(good, words)(value)
+    return check
 
 
 _clock = _unless(

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from subtoken_train.datasets.record_format import record_id
 from subtoken_train.documents import LENIENT_JSON, check_characters, check_regular, parse_json
+from subtoken_train.errors import at_place
 from subtoken_train.outputs import NO_LOCKS
 from subtoken_train.typed import shown
 
@@ -89,10 +90,9 @@ def _lines(path: Path, file: BinaryIO) -> Iterator[Any]:
         if number == 1 and text.lstrip().startswith("["):
             raise ValueError(f"{path} is one JSON list, and .jsonl is one record a line; name the file .json")
         if text.strip():
-            try:
-                yield parse_json(text, f"{path}, line {number}", constants=True)
-            except ValueError as error:
-                raise ValueError(f"{error}; each line of a .jsonl file is one whole record") from None
+            with at_place("", "; each line of a .jsonl file is one whole record"):
+                row = parse_json(text, f"{path}, line {number}", constants=True)
+            yield row
         start += len(line)
 
 

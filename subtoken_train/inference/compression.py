@@ -256,8 +256,7 @@ def written_keep(written: object) -> dict[str, Any]:
     """Return the fields of a ``Compression`` for a written budget or threshold."""
     if (threshold := written_threshold(written)) is not None:
         return {"threshold": threshold}
-    keep, unit = parse_keep(str(written))
-    return {"keep": keep, "unit": unit}
+    return dict(zip(("keep", "unit"), parse_keep(str(written)), strict=True))
 
 
 BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
