@@ -157,8 +157,7 @@ def read_texts(own: OwnFolder) -> list[str]:
     for name, text in zip(own.texts, texts, strict=True):
         if text.strip() and (problem := text_problem(text)):
             raise ValueError(f"{own.path / name} {problem}; fix it, or move it away")
-    if not any(text.strip() for text in texts):
-        raise ValueError(f"the texts of {own.path} are empty; write some, then: {_init(own.path)}")
+    refuse((not any(map(str.strip, texts)), f"the texts of {own.path} are empty; add some, then: {_init(own.path)}"))
     return texts
 
 

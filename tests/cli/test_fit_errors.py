@@ -51,7 +51,6 @@ NO_KEYS = "has no keys; a recipe has the groups model, data and trainer"
 NO_RECIPE = {
     "syntax": (b"model: [1, 2\ndata: 3\n", "line 2, column 5: invalid YAML (expected ',' or ']', but got ':')"),
     "empty": (b"", NO_KEYS),
-    "list": (b"- 1\n", NO_KEYS),
     "bytes": (b"\xff\xfe", "is not UTF-8 (byte 0)"),
 }
 
