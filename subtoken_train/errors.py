@@ -22,8 +22,35 @@ class SubTokenWarning(UserWarning):
     """Something a user should know about a result that is given all the same; commands print it on one line."""
 
 
+_GONE = {
+    ("key", "data.streaming"): "leave it out: a corpus is tokenised once, into a cache",
+    ("key", "early_stopping.mode"): "leave it out: it follows from the monitor",
+    ("setting", "eviction_unit"): "write it in eviction_keep, as 64tokens",
+    ("key of an arm", "eviction_unit"): "write it in eviction_keep, as 64tokens",
+    ("trainer.logger", "tensorboard csv"): "leave it out: every run logs to CSV, and to an installed TensorBoard",
+    ("trainer.callbacks", "modelsummary richmodelsummary"): "write trainer.enable_model_summary: true",
+    ("trainer.callbacks", "richprogress modelcheckpoint"): "leave it out: a run shows progress and keeps checkpoints",
+    ("trainer.callbacks", "earlystopping"): "write the group early_stopping (docs/watching.md)",
+    ("setting of DeepSpeed", "optimizer scheduler"): "write it in model.optimizer",
+    ("setting of DeepSpeed", "fp16 bf16 torch_autocast"): "write it in trainer.precision",
+    ("setting of DeepSpeed", "gradient_clipping"): "write it in trainer.gradient_clip_val",
+    ("setting of DeepSpeed", "gradient_accumulation_steps"): "write it in trainer.accumulate_grad_batches",
+    ("setting of DeepSpeed", "train_batch_size train_micro_batch_size_per_gpu"): "write it in data.batch_size",
+    ("generate", "--num-beams --video --fps --frames"): "Python has it (generate, Video)",
+    ("diagnose", "--new-tokens"): "leave it out: 16 are generated",
+}
+
+
+def instead(place: str, name: str) -> str | None:
+    """Return what to write instead of a name that left that place, or that Lightning or DeepSpeed has there."""
+    alike = {name, re.sub(r"_|(logger|bar)$", "", name.lower())}  # of a class and of its name
+    return next((words for (where, names), words in _GONE.items() if where == place and alike & {*names.split()}), None)
+
+
 def unknown_name(kind: str, got: object, allowed: Iterable[str], listed: str | None = None) -> ValueError:
     """Return the error for an unknown name: what was got, the nearest name, what is allowed (None: the first ones)."""
+    if words := instead(kind, str(got)):
+        return ValueError(f"unknown {kind} {got!r}; {words}")
     names = sorted(allowed)
     nearest = difflib.get_close_matches(str(got), names, n=1, cutoff=0.5)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""

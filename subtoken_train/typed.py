@@ -269,7 +269,8 @@ def _one_of(kinds: tuple[Any, ...], value: Any, place: str) -> Any:
         return _named(tuple(named), value, place)
     if len(others) == 1 and last is not None:
         raise last
-    raise ValueError(f"{place} is {shown(value)}; it must be {' or '.join(map(_words, kinds))}")
+    written = [kind for kind in kinds if kind is not int or float not in kinds]
+    raise ValueError(f"{place} is {shown(value)}; it must be {' or '.join(map(_words, written))}")
 
 
 def _words(hint: Any) -> str:

@@ -102,8 +102,7 @@ def check_destination(destination: Destination) -> None:
     """Ask the Hub, without changing anything, whether ``push_folder`` would be allowed."""
     repo_id = destination.repo_id
     check_name(repo_id)
-    if get_token() is None:
-        raise ValueError(NO_TOKEN)
+    refuse((get_token() is None, NO_TOKEN))
     api = HfApi()
     with hub_errors(repo_id):
         user = api.whoami()

@@ -12,7 +12,7 @@ from itertools import takewhile
 from math import inf
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import instead, refuse, unknown_name
 from subtoken_train.evictions import EVICTIONS, WRAPPERS
 from subtoken_train.reducers import REDUCERS
 from subtoken_train.resources import find_recipe
@@ -59,6 +59,8 @@ def check_options(parser: ArgumentParser, argv: Sequence[str]) -> None:
     for token in takewhile(lambda token: token != "--", argv):
         name = token.split("=", 1)[0]
         if name.startswith("--") and name not in known and " " not in name:
+            words = instead(parser.prog.rpartition(" ")[2], name)
+            refuse((words, f"unknown option {name!r}; {words}"))
             raise unknown_name("option", name, (option for option in known if option.startswith("--")))
 
 

@@ -7,12 +7,12 @@ nothing in a recipe leads to other code (``docs/recipe_safety.md``). Types are c
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from subtoken_train.documents import parse_yaml
-from subtoken_train.errors import check_word, refuse
+from subtoken_train.errors import check_word, instead, refuse
 from subtoken_train.registry import Registry
 from subtoken_train.typed import shown, text_numbers
 
@@ -83,17 +83,6 @@ ZERO_SETTINGS = (
     *("steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state", "activation_checkpointing"),
 )
 """Keys of DeepSpeed's JSON that ``config`` may hold: none that the recipe says elsewhere."""
-_ELSEWHERE = {
-    "tensorboard csv": "leave it out: every run logs to CSV, and to TensorBoard where it is installed",
-    "modelsummary richmodelsummary": "write trainer.enable_model_summary: true",
-    "richprogress modelcheckpoint": "leave it out: every run shows its progress and keeps checkpoints",
-    "earlystopping": "write the group early_stopping (docs/watching.md)",
-    "optimizer scheduler": "write it in model.optimizer",
-    "fp16 bf16 torchautocast": "write it in trainer.precision",
-    "gradientclipping gradientaccumulationsteps": "write trainer.gradient_clip_val or trainer.accumulate_grad_batches",
-    "trainbatchsize trainmicrobatchsizepergpu": "write it in data.batch_size",
-}
-"""What a recipe writes instead of a name of Lightning or DeepSpeed that it may not hold."""
 
 
 def named_parts(key: str, value: Any) -> list[tuple[str, dict[str, Any]]]:
@@ -110,17 +99,6 @@ def named_parts(key: str, value: Any) -> list[tuple[str, dict[str, Any]]]:
     return parts
 
 
-def _instead(name: str) -> str | None:
-    short = re.sub(r"_|(logger|bar)$", "", name.rpartition(".")[2].lower())
-    return next((words for names, words in _ELSEWHERE.items() if short in names.split()), None)
-
-
-def _check_name(kind: str, name: str, allowed: Collection[str]) -> None:
-    words = None if name in allowed else _instead(str(name))
-    refuse((words, f"unknown {kind} {name!r}; {words}"))
-    check_word(kind, name, allowed)
-
-
 def _part(key: str, value: Any) -> tuple[str, dict[str, Any]]:
     kind, settings = KINDS[key], dict[str, Any]()
     if isinstance(value, dict) and len(value) == 1:
@@ -129,13 +107,13 @@ def _part(key: str, value: Any) -> tuple[str, dict[str, Any]]:
     if isinstance(path, str) and "." in path:
         last = path.rpartition(".")[2]
         names = (name for name, place in kind.names.builtin.items() if place.endswith(f":{last}"))
-        hint = _instead(path) or "write " + (next(names, None) or f"one of {', '.join(kind.names)}")
+        hint = instead(f"trainer.{key}", last) or "write " + (next(names, None) or f"one of {', '.join(kind.names)}")
         own = f"or give your own class a name by an entry point of the group {kind.names.group} (docs/recipe_safety.md)"
         raise ValueError(f"trainer.{key} names {shown(path)}: a recipe names no class; {hint}, {own}")
     if not isinstance(value, str) or not isinstance(settings, dict | None):
         form = f"write a name, or a name with its settings: {key}: {{NAME: {{SETTING: VALUE}}}}"
         raise ValueError(f"trainer.{key} is {shown(value)}; {form}")
-    _check_name(f"trainer.{key}", value, kind.names)
+    check_word(f"trainer.{key}", value, kind.names)
     allowed, place = kind.settings.get(value, ()), f"trainer.{key} {value}"
     for name, each in (settings or {}).items() if value in kind.names.builtin else ():
         config, group = name == "config", isinstance(each, dict)
@@ -146,7 +124,7 @@ def _part(key: str, value: Any) -> tuple[str, dict[str, Any]]:
             (group and name not in ("tags", "config"), f"{place}.{name} is a group of values; it must be one value"),
         )
         for inner in each if config else ():
-            _check_name(f"setting of DeepSpeed in trainer.{key}:", inner, ZERO_SETTINGS)
+            check_word("setting of DeepSpeed", inner, ZERO_SETTINGS)
     return value, settings or {}
 
 

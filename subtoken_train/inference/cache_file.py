@@ -74,8 +74,7 @@ def made_by(
 def write_cache(path: Path, head: CacheHeader, cache: PackedCache, shape: PackedShape, overwrite: bool = False) -> Path:
     """Write a cache to which nothing was appended, whole or not at all."""
     check_file(path)
-    if not overwrite and os.path.lexists(path):
-        raise ValueError(f"{path} exists; name another file, or pass overwrite=True")
+    refuse((not overwrite and os.path.lexists(path), f"{path} exists; name another file, or pass overwrite=True"))
     packed, tensors = packed_tensors(cache)
     tensors = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
     for name, tensor in tensors.items():  # safetensors takes none that is a part of another

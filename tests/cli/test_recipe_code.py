@@ -99,7 +99,7 @@ UNLISTED = {
     "logger tensorboard": "leave it out: every run logs to CSV",
     "callbacks {class_path: lightning.pytorch.callbacks.EarlyStopping}": "write the group early_stopping",
     "callbacks [rich_model_summary]": "'rich_model_summary'; write trainer.enable_model_summary: true",
-    "strategy {zero2: {config: {gradient_clipping: 1}}}": "write trainer.gradient_clip_val or",
+    "strategy {zero2: {config: {gradient_clipping: 1}}}": "'gradient_clipping'; write it in trainer.gradient_clip_val",
 }
 
 
