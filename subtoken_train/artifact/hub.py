@@ -93,8 +93,7 @@ def check_destination(destination: Destination) -> None:
     """Ask the Hub, without changing anything, whether ``push_folder`` would be allowed."""
     repo_id = destination.repo_id
     check_name(repo_id)
-    if get_token() is None:
-        raise ValueError(NO_TOKEN)
+    refuse((get_token() is None, NO_TOKEN))
     api = HfApi()
     with hub_errors(repo_id):
         user = api.whoami()
@@ -206,8 +205,7 @@ def find_adapter(name: str | Path, revision: str | None = None) -> Path | None:
     """Return ``adapter_folder``, or None for what is no adapter: a backbone, or a missing folder."""
     check_fetched(str(name))
     if not is_hub_id(str(name)):
-        if revision is not None:
-            raise ValueError(f"revision {revision!r} is for Hub ids, and {name} is a folder; leave it out")
+        refuse((revision is not None, f"revision {revision!r} is for Hub ids, and {name} is a folder; leave it out"))
         return adapter_in(Path(resolve(str(name))))
     check_revision(revision)
     repo_id = str(name)

@@ -18,7 +18,7 @@ from subtoken_train.cli.command_line import (
 )
 from subtoken_train.cli.terminal import counter, quiet_libraries
 from subtoken_train.documents import parse_json, real_path
-from subtoken_train.errors import COLD, refuse
+from subtoken_train.errors import COLD, at_place, refuse
 from subtoken_train.outputs import check_place, whole_file
 
 if TYPE_CHECKING:
@@ -130,10 +130,10 @@ def _check_prompt(args: argparse.Namespace) -> None:
 def _variables(args: argparse.Namespace) -> dict[str, Any]:
     if args.chat_template_kwargs is None:
         return {}
-    read = parse_json(args.chat_template_kwargs, "--chat-template-kwargs")
-    if not isinstance(read, dict):
-        raise ValueError(f"--chat-template-kwargs {args.chat_template_kwargs} must be names and values in braces")
-    return read
+    with at_place("", """; write names and values in braces, as '{"enable_thinking": false}'"""):
+        read = parse_json(args.chat_template_kwargs, "--chat-template-kwargs")
+        refuse((not isinstance(read, dict), f"--chat-template-kwargs is {args.chat_template_kwargs}"))
+    return dict(read)
 
 
 def _drawn_layers(text: str | None, model: SubTokenModel) -> list[int]:

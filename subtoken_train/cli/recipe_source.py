@@ -14,7 +14,7 @@ from typing import Any
 from subtoken_train.cli.command_line import FLAGS, Words, split_words
 from subtoken_train.cli.trainer_parts import KINDS, SETTINGS, check_setting, named_parts
 from subtoken_train.documents import InvalidYAML, parse_yaml
-from subtoken_train.errors import first_names, in_a_recipe, refuse, shell_words
+from subtoken_train.errors import first_names, in_a_recipe, instead, refuse, shell_words
 from subtoken_train.reducers import DEFAULT_REDUCER, split_settings
 from subtoken_train.resources import named_recipe, recipe_text, resource
 from subtoken_train.typed import Written, shown, text_numbers, unwritten
@@ -178,6 +178,8 @@ def unknown_key(kind: str, key: str, keys: Iterable[str], prefix: str = "") -> s
     parts = [each.split(".") for each in keys]
     names = [*dict.fromkeys(".".join(each[:count]) for each in parts for count in range(1, len(each) + 1))]
     head, (group, _, leaf) = f"unknown {kind} {prefix + key!r}.", key.rpartition(".")
+    if words := instead("key", key):
+        return f"unknown {kind} {prefix + key!r}; {words}"
     if leaf == "class_path":
         return f"{head} A recipe names no class; docs/recipe_safety.md lists what it may name"
     beside = [name for name in names if name.rpartition(".")[0] == group]

@@ -67,7 +67,8 @@ def inside(folder: Path, name: str, outside: bool = False) -> Path:
     if not outside:
         root, place = os.path.realpath(folder), os.path.realpath(find_image(path))
         if os.path.commonpath([root, place]) != root:
-            raise ValueError(f"image {name[:120]!r} lies outside of {folder}; images_outside_folder: true allows it")
+            words = "name a folder of all images (image_folder), or allow it (images_outside_folder: true)"
+            raise ValueError(f"image {name[:120]!r} lies outside of {folder}; {words}")
     return path
 
 

@@ -29,6 +29,10 @@ _ROW = (
     'it has no turns; write {"id": ..., "image": ..., "conversations": [{"from": "human", "value": ...}, {"from": '
     '"gpt", "value": ...}]}, or make records of a table: subtoken-train init FOLDER'
 )
+_ROWS = {
+    "text": "it is a plain text, which a language model reads: data.train: {name: FILE}",
+    "chosen": "preferences are not trained; write the chosen answer as the last of conversations",
+}
 _ESCAPE = f" (where it is text, write \\{IMAGE_PLACEHOLDER})"
 
 
@@ -92,7 +96,8 @@ def said_turns(row: dict[str, Any]) -> list[dict[str, Any]]:
 def record_problem(row: Any, as_document: bool = False) -> str | None:
     """Return what is wrong with a record in LLaVA's form and what to do about it; ``as_document``: marks are text."""
     if not isinstance(row, dict) or not isinstance(row.get("conversations"), list) or not row["conversations"]:
-        return _ROW
+        named = (words for name, words in _ROWS.items() if isinstance(row, dict) and name in row)
+        return next(named, _ROW)
     return next(_problems(row, as_document), None)
 
 
@@ -268,6 +273,8 @@ _MEANT = {
     rf"^({'|'.join(SWITCHES)})$": "write it in a message: true (trained on) or false (only read)",
     r"labels|mask|weights|_ids": "single tokens cannot be switched; write loss: true or false in a message",
     r"tool|function": "tool calls are not trained; drop the record, or its tools",
+    r"audio|speech|sound": "sound is not read; drop the record",
+    r"box|region|polygon|point": "places in a picture are not read; write them into the texts, or drop the record",
     r"chosen|rejected|preferred": "preferences are not trained; write the answer to learn as the last message",
 }  # says what to do about names that other trainers read
 _NUMBER = re.compile(r"[-+]?\d*\.?\d+(e[-+]?\d+)?")

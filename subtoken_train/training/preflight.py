@@ -49,7 +49,7 @@ def check_devices(devices: int | str | list[int], accelerator: str) -> None:
         return
     wanted = count_devices(devices, accelerator, num_nodes=1)
     if wanted > there:
-        has = f"this machine has {there} {name}; use a larger one, or a small model: subtoken-train recipes ls tiny"
+        has = f"this machine has {there} {name}; lower trainer.devices, or choose another trainer.accelerator"
         raise ValueError(f"trainer.devices asks for {wanted} process(es), but {has}")
 
 

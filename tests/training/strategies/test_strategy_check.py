@@ -78,7 +78,7 @@ def test_a_cpus_devices_are_a_count(tmp_path, capsys):
 
 @pytest.mark.parametrize("key", ["gradient_accumulation_steps", "optimizer", "bf16"])
 def test_deepspeed_settings_that_the_recipe_has(key):
-    with pytest.raises(ValueError, match=f"unknown setting of DeepSpeed in trainer.strategy: '{key}'"):
+    with pytest.raises(ValueError, match=f"unknown setting of DeepSpeed '{key}'; write it in"):
         named_parts("strategy", {"zero2": {"config": {key: 1}}})
 
 
