@@ -150,8 +150,9 @@ class LayerPacker:
 
     def counts(self, layers: list[LayerPlan], first: int = 0) -> list[RowCounts]:
         """Count what layers from ``first`` on will store, once their cut keys are marked; the device is read once."""
-        for layer, plan in enumerate(layers, first) if self.key_cut is not None else ():
-            self.key_cut.mark(layer, plan, self.channels)
+        for layer, plan in enumerate(layers, first):
+            if self.key_cut is not None:
+                self.key_cut.mark(layer, plan, self.channels)
         shape, forms = self.backbone.family.shape, [self.form(layer) for layer in range(first, first + len(layers))]
         return read_counts(layers, shape.num_kv_heads, shape.head_dim, self.packing.layout, forms)
 

@@ -51,7 +51,7 @@ class HeadShares(nn.ParameterList):
     def joined(self, layer: int, cut_Bh: Tensor, scores_BNO: Tensor, learns_BN: Tensor) -> Tensor:
         """Return a layer's cuts, with a gradient to the shares; ``scores_BNO`` are logits of groups, then of keys."""
         costs, (groups_BNS, keys_BNh) = self.costs, scores_BNO.detach().tensor_split([-cut_Bh.shape[1]], -1)
-        margins = groups_BNS.unflatten(-1, (-1, self.groups)) - cut_Bh[:, None, :, None], keys_BNh - cut_Bh[:, None]
+        margins = groups_BNS.view(*keys_BNh.shape, self.groups) - cut_Bh[:, None, :, None], keys_BNh - cut_Bh[:, None]
         slopes = [each.sigmoid() * (1 - each.sigmoid()) for each in margins]
         slope_BNh = (costs.group * slopes[0].sum(-1) + costs.key * slopes[1]) * learns_BN[..., None]
         bytes_B1 = learns_BN.sum(-1, keepdim=True) * (costs.dense * float(self.share))

@@ -42,8 +42,8 @@ class LongContext(Task):
         """Return a sample of its context, its question and the beginning of its answer."""
         context, question, prefix = parts
         compressed = len(context) + len(question) * self.compresses_question
-        in_chat = {"chat": self.chat, "prefix_characters": len(prefix) if self.chat else None}
-        return Sample(name, "".join(parts), reference, context_characters=compressed, **in_chat, **others)
+        others |= {"chat": self.chat, "prefix_characters": len(prefix) if self.chat else None}
+        return Sample(name, "".join(parts), reference, context_characters=compressed, **others)
 
 
 RULER_TASKS = (
