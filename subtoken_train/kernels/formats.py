@@ -232,7 +232,7 @@ class NVFP4(Symmetric):
         return code_width * 16 // 9
 
     def coded(self, numbers: Tensor) -> Tensor:
-        blocks = numbers.reshape(*numbers.shape[:-1], -1, 16)
+        blocks = numbers.reshape(*numbers.shape[:-1], numbers.shape[-1] // 16, 16)  # there may be no vectors
         scale = (blocks.abs().amax(-1, keepdim=True) / 6).clamp(max=448).to(torch.float8_e4m3fn)
         own = (blocks / scale.float()).nan_to_num(0, 0, 0).clamp(-6, 6)  # a scale that e4m3 flushes to 0 divides by it
         size = own.abs()
