@@ -334,7 +334,7 @@ def compressed(
     took = time.perf_counter() - clock
     for own in settings:
         clock = time.perf_counter()
-        its = replace(packer, compression=own, cache=PackedCache(layers))
+        its = LayerPacker(backbone, own, PackedCache(layers), length)
         its.dense.layers, its.key_cut = [copy(layer) for layer in packer.dense.layers], packer.key_cut
         its.moments = None if its.moments is None else packer.moments
         eviction = passes.get(id(own.eviction))

@@ -133,6 +133,6 @@ def test_missing_and_truncated_files(tmp_path):
     path.write_text(path.read_text()[:-40])
     refused(r"json.*: invalid JSON .*cut off", "textvqa", tmp_path)
     path.write_text("[]")
-    refused("has no list 'data'", "textvqa", tmp_path)
+    refused("has no list data; is it", "textvqa", tmp_path)
     path.unlink()
     refused(rf"task textvqa: .* has no {path.name}\. Parquet: hf download", "textvqa", tmp_path)

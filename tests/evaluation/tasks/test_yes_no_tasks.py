@@ -114,8 +114,8 @@ def test_all_real_questions_of_mme(shared, tmp_path):
         ([*PAIR, PAIR[0]], r"row 1; .*row 2; .*row 3: image code_reasoning/0020\.png has 3 questions"),
         ([PAIR[0], PAIR[0]], r"has 2 questions, but needs two different ones"),
         ([PAIR[0], {**PAIR[1], "answer": None}], r"row 2: no answers, so this is another split's file; use that of"),
-        ([{**PAIR[0], "answer": "maybe"}], r"row 1: category 'code_reasoning' with answer 'maybe'; the categories are"),
-        ([{**PAIR[0], "category": "reading"}], r"row 1: category 'reading' with answer 'yes'"),
+        ([{**one, "answer": "maybe"} for one in PAIR], r"row 1: category 'code_reasoning' with answer 'maybe'; the"),
+        ([{**one, "category": "reading"} for one in PAIR], r"row 1: category 'reading' with answer 'yes'"),
     ],
 )
 def test_mmes_mistakes(tmp_path, rows, message):
