@@ -134,7 +134,7 @@ def second_pass(
     entries = [regions_BM != Region.PADDING for _, regions_BM in held]
     hidden_BSD, unpadded = task.hidden_BSD, bool(torch.stack([each.all() for each in (*entries, task.rows_BS)]).all())
     size, shown, written = hidden_BSD.shape[1] if slopes else BLOCK, list[Any](), list[Tensor]()
-    show = (lambda *given: shown.append(given)) if slopes else observe
+    show: Callable[..., None] = (lambda *given: shown.append(given)) if slopes else observe
     with torch.set_grad_enabled(slopes):
         hidden_BSD = hidden_BSD.detach().requires_grad_(slopes)
         for layer, (rows, _) in enumerate(held):
