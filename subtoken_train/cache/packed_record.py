@@ -228,13 +228,12 @@ class _CacheReader:
         if tensor.dtype not in dtypes:
             words = " or ".join(_dtype(dtype) for dtype in dtypes)
             raise ValueError(f"tensor {name} is of {_dtype(tensor.dtype)}; it must be of {words}")
-        fits = tensor.dim() == len(shape) and all(
-            wanted in (None, found) for wanted, found in zip(shape, tensor.shape, strict=True)
-        )
+        fits = tensor.dim() == len(shape) and all(a in (None, b) for a, b in zip(shape, tensor.shape, strict=True))
         if shape and not fits:
             words = ", ".join("any" if size is None else str(size) for size in shape)
             raise ValueError(f"tensor {name} has shape {list(tensor.shape)}; it must be [{words}]")
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        wide = tensor.float() if tensor.dtype == torch.float8_e4m3fn else tensor  # which isfinite does not take
+        if tensor.is_floating_point() and not bool(wide.isfinite().all()):
             raise ValueError(f"tensor {name} holds NaN or infinity")
         return tensor
 

@@ -101,7 +101,7 @@ def task_view(
     about_BM, regions_BM, asks_BS = (each.to(query.device) for each in marks)
     reach = family.window(layer, torch.cat([rows.position, task.position], -1).to(query.device))
     states, weight = (layer, query, key, value, regions_BM, scale, OF_TASKS), partial(family.output_weight, layer)
-    own = {"task_BS": asks_BS, "about_BN": about_BM, "slope_BS": slope_BS, "output_weight": weight}
+    own: dict[str, Any] = {"task_BS": asks_BS, "about_BN": about_BM, "slope_BS": slope_BS, "output_weight": weight}
     return View(*states, **own, reach=reach)
 
 

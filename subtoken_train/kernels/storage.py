@@ -244,8 +244,8 @@ def read_pages(block: Block, query_RcGd: Tensor) -> Block:
     left = part.entries - whole
     rows, heads = (torch.arange(size, device=entry_RcM.device) for size in entry_RcM.shape[:2])
     places = rows[:, None, None], heads[:, None], entry_RcM
-    chosen = BlockPart(*(payload.each(lambda vectors: vectors[places]) for payload in part.payloads))
-    left_over = BlockPart(*(payload.narrow(2, whole, left) for payload in part.payloads))
+    chosen = BlockPart(part.keys.each(lambda x: x[places]), part.values.each(lambda x: x[places]))
+    left_over = BlockPart(part.keys.narrow(2, whole, left), part.values.narrow(2, whole, left))
     return Block(block.rows, [chosen, left_over], numbers=block.numbers)
 
 

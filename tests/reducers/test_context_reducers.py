@@ -41,6 +41,8 @@ SHORT = {
     "q_filter": {},
     "cur": {"sinks": 2, "local": 5},
     "kvzip": {"sinks": 2, "chunk": 9},
+    "kvgrad": {"sinks": 2, "chunk": 9},
+    "capkv": {"sinks": 2, "future": 9},
 }
 """Each eviction that serves, with settings that a few tokens notice."""
 EVICTIONS = {
@@ -102,7 +104,7 @@ def test_the_eviction_before_the_question_keeps_the_same_with_one_set_for_all_he
             assert set(trained[layer][sample, : 1 + context].nonzero()[:, 0].tolist()) == places
 
 
-@pytest.mark.parametrize("name", ["snapkv", "kvzip"])
+@pytest.mark.parametrize("name", ["snapkv", "kvzip", "kvgrad"])
 @pytest.mark.parametrize("pad_left", [False, True])
 def test_neither_question_nor_answer_changes_what_stays(name, pad_left):
     """Training passes hold both, and choose what inference chooses."""
@@ -116,34 +118,32 @@ def test_neither_question_nor_answer_changes_what_stays(name, pad_left):
     assert kept == [[12, 8]] * 3
 
 
-def test_a_training_step_under_kvzip_keeps_what_inference_keeps():
+@pytest.mark.parametrize("name", ["kvzip", "kvgrad"])
+def test_a_training_step_keeps_what_inference_keeps(name):
     """The second pass has neither dropout nor gradient; LoRA and routers have theirs."""
     family = text_family()
     add_lora(family, LoraSettings(dropout=0.5))
-    for name, parameter in family.model.named_parameters():
-        if "lora_B" in name:
+    for part, parameter in family.model.named_parameters():
+        if "lora_B" in part:
             torch.nn.init.normal_(parameter, std=0.3)
     router = RoutingConfig("linear", num_groups=8, kept_groups=2)
-    backbone = compress(family, router, name="kvzip", keep_ratio=0.5, chunk=9)
+    backbone = compress(family, router, name=name, keep_ratio=0.5, chunk=9)
     enable_checkpointing(family, backbone.bank)
     batch = text_batch([(24, 6, 5), (16, 4, 7)])
     rows, targets = predicting_rows(batch.labels_BN)
     result = backbone.train().run(batch)
     answer_loss(backbone.logits(result, rows), targets).backward()
-    trained = {name: part.grad for name, part in backbone.named_parameters() if part.requires_grad}
-    assert all(gradient.isfinite().all() and gradient.any() for gradient in trained.values())
+    assert all(part.grad.isfinite().all() and part.grad.any() for part in backbone.parameters() if part.requires_grad)
     with torch.no_grad():
         inferred = backbone.eval().run(batch).kept
         assert all(torch.equal(result.kept[layer], inferred[layer]) for layer in range(3))
-        with pytest.raises(ValueError, match="prefill_chunk: reducer 'kvzip' runs a context twice"):
+        with pytest.raises(ValueError, match=f"prefill_chunk: reducer '{name}' runs a context twice"):
             prefill(backbone, text_batch([(24, 6, 0)]), PackedCache(3), Compression(prefill_chunk=8))
 
 
 test_what_cannot_serve_is_refused = refusing(
     [
-        ("pyramidkv", "divides its budget between layers or heads"),
-        ("kvcompose", "divides its budget between layers or heads"),
-        ("duo_attention", "divides its budget between layers or heads"),
+        *((name, "divides its budget between layers or heads") for name in ("pyramidkv", "kvcompose", "duo_attention")),
         ("quest_steps", "chooses anew at every step of decoding"),
         ("tgv_kv", "reads the attention between text and image"),
         ("elastic", "merges what it evicts into what stays"),
