@@ -58,10 +58,11 @@ test-bounds: $(VENV)/.release ## the quick tests at the lowest and the highest v
 data/scenes: | $(STAMP)
 	$(BIN)/subtoken-train data scenes
 
+MINUTES = $(shell awk -F, '$$1 == "make $@" { print $$2 }' benchmarks/results/first_commands.csv)
 FIT := tiny_fastv25_s64k16_best_lf4
 
-fit: install data/scenes ## train a router and compare it with its anchor of the same bytes: about 4 minutes on two cores
-	@echo "1/2 train: 600 steps, about 3 minutes; 2/2 compare on 800 questions, half a minute"
+fit: install data/scenes ## train a router and compare it with its anchor of the same bytes
+	@echo "about $(MINUTES) minutes on two cores. 1/2 train: 600 steps; 2/2 compare on 800 questions"
 	$(BIN)/subtoken-train fit --config $(FIT) --overwrite
 	@$(BIN)/subtoken-train generate --adapter runs/$(FIT) --image data/samples/a.png --prompt 'is there a 7 ?' --show runs/$(FIT)/kept.png
 	$(BIN)/subtoken-train evaluate --data data/scenes/dev.json --adapter runs/$(FIT)/adapter \
@@ -76,7 +77,7 @@ checkpoints/smollm2: | $(STAMP)
 ASK := $(BIN)/subtoken-train generate --backbone checkpoints/smollm2 --prompt - --max-new-tokens 48
 
 real: install checkpoints/smollm2 ## a real language model: ask a compressed text, and compare ways to spend the same bytes
-	@echo "about 3 minutes on two cores. 1/3 the full cache answers a question about data/samples/reference.txt"
+	@echo "about $(MINUTES) minutes on two cores. 1/3 the full cache answers a question about data/samples/reference.txt"
 	$(ASK) < data/samples/reference.txt
 	@echo "2/3 the same from 42 % of the entries in int8, chosen by KVzip: the bytes of 21 % in bf16"
 	$(ASK) --eviction kvzip --eviction-keep 0.42 --kv-dtype int8 < data/samples/reference.txt

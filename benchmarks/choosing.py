@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from benchmarks.comparison_tables import Arm
+from subtoken_train.cli.recommend import interval_cell
 from subtoken_train.evaluation.intervals import bootstrap_interval
 
 
@@ -45,7 +46,7 @@ class Gain:
     @property
     def words(self) -> str:
         """``+5.9 [+3.7, +8.3]``."""
-        return f"{self.points:+.1f} [{self.low:+.1f}, {self.high:+.1f}]"
+        return interval_cell((self.points, self.low, self.high), 1)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What a comparison runs and shows: its arms, how all of them are trained, what they are asked, the differences.
 
-YAML files of ``recipes/ablations`` (``read_comparison``). An arm is a recipe, or a recipe with other settings, or
+YAML files of ``benchmarks/ablations`` (``read_comparison``). An arm is a recipe, or a recipe with other settings, or
 another arm's adapter under a recipe's token reducer (trained once, reduced at evaluation).
 """
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.comparison_lists import Comparison
+from benchmarks.pairs import markdown
 from benchmarks.run_records import read_runs
 from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
 from subtoken_train.evaluation.intervals import bootstrap_interval
@@ -94,13 +95,12 @@ def _arm(name: str, records: list[dict[str, Any]]) -> Arm:
 def comparison_markdown(arms: dict[str, Arm], comparison: Comparison) -> str:
     """Return a page's table: what each arm scores, with intervals over seeds and questions; others are left out."""
     head = ["arm", "KV", "seeds", *comparison.groups]
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    rows = []
     for name in (name for name in comparison.arms if name in arms):
         arm = arms[name]
         cells = [_mean_cell(arm.scores_of(group)) for group in comparison.groups]
-        known = [comparison.arms[name].words, f"{arm.nominal_kv:.1%}", str(len(arm.seeds)), *cells]
-        lines.append(f"| {' | '.join(known)} |")
-    return "\n".join(lines)
+        rows.append([comparison.arms[name].words, f"{arm.nominal_kv:.1%}", str(len(arm.seeds)), *cells])
+    return markdown(head, rows)
 
 
 def long_rows(name: str, arms: dict[str, Arm], comparison: Comparison) -> Iterable[dict[str, Any]]:
@@ -150,9 +150,3 @@ def _with_seeds(arm: Arm, seeds: set[int]) -> Arm:
 def _mean_cell(scores: Scores) -> str:
     low, high = bootstrap_interval(scores)
     return f"{100 * scores.mean():.1f} [{100 * low:.1f}, {100 * high:.1f}]"
-
-
-def signed_cell(apart: Scores, digits: int = 1) -> str:
-    """Mean and 95 % interval of paired differences, [n] or [s, n]: ``+5.9 [+3.7, +8.3]``."""
-    low, high = bootstrap_interval(np.atleast_2d(apart))
-    return f"{apart.mean():+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache, LlamaForCausalLM
 
-from benchmarks.pairs import cell, hardware, interleaved, ratio, write
+from benchmarks.pairs import cell, hardware, interleaved, markdown, ratio, write
 from benchmarks.shaped import HEAD_DIM, HEADS, llama_config
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.key_basis import BalancedBasis
@@ -141,17 +141,16 @@ def measure(decoder: Decoder, entries: int, pairs: int) -> dict[str, Any]:
     }
 
 
-def markdown(record: dict[str, Any]) -> str:
+def table(record: dict[str, Any]) -> str:
     """Make the table of ``docs/speed.md``."""
     columns = (
         "attention_vs_sdpa", "attention_vs_token_only", "step_vs_token_only", "step_vs_same_bytes", "step_vs_dynamic",
     )  # fmt: skip
-    lines = ["| entries | " + " | ".join(name.replace("_", " ") for name in columns) + " | index |"]
-    lines.append("|---|" + "---|" * (len(columns) + 1))
-    for row in record["rows"]:
-        cells = [cell(tuple(row[name])) for name in columns]
-        lines.append(f"| {row['entries']:,} | " + " | ".join(cells) + f" | {row['index_share']:.2%} |")
-    return "\n".join(lines)
+    rows = [
+        [f"{row['entries']:,}", *(cell(tuple(row[name])) for name in columns), f"{row['index_share']:.2%}"]
+        for row in record["rows"]
+    ]
+    return markdown(["entries", *(name.replace("_", " ") for name in columns), "index"], rows)
 
 
 def main() -> None:
@@ -167,10 +166,10 @@ def main() -> None:
     rows = []
     for entries in args.entries:
         rows.append(measure(decoder, entries, args.pairs))
-        print(markdown({"rows": rows[-1:]}).splitlines()[-1], flush=True)
+        print(table({"rows": rows[-1:]}).splitlines()[-1], flush=True)
     record = {"hardware": hardware(), "dtype": args.dtype, "pairs": args.pairs, "rows": rows}
     write(record, args.out or ROOT / f"benchmarks/results/speed/decode-{args.device.split(':')[0]}-{args.dtype}.json")
-    print(markdown(record))
+    print(table(record))
 
 
 if __name__ == "__main__":

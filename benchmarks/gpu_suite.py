@@ -33,7 +33,7 @@ import torch
 
 from benchmarks.gpu_sizes import FULL, QUICK
 from benchmarks.gpu_units import ROOT, Settings, units
-from benchmarks.pairs import hardware, write
+from benchmarks.pairs import hardware, markdown, write
 from subtoken_train.cli.check import environment
 from subtoken_train.cli.terminal import quiet_libraries
 from subtoken_train.kernels.choice import choose_kernel
@@ -130,7 +130,7 @@ def goals(record: dict[str, Any]) -> str:
     every = [goal for each in record["units"].values() for goal in each["goals"]]
     told = [goal for goal in every if not re.search("that|same bytes", goal["what"])]
     rows = [[each["what"], f"{each['value']:.3g}", each["bound"], "met" if each["met"] else "missed"] for each in told]
-    return "\n".join(f"| {' | '.join(row)} |" for row in [["what", "measured", "goal", ""], ["---"] * 4, *rows])
+    return markdown(["what", "measured", "goal", ""], rows)
 
 
 def header(device: str, quick: bool) -> dict[str, Any]:

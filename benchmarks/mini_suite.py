@@ -12,6 +12,8 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.pages import put
+from benchmarks.pairs import markdown
+from subtoken_train.cli.recommend import interval_cell
 from subtoken_train.evaluation.reporting.exports import KINDS, report_csv
 from subtoken_train.evaluation.reporting.report import make_report
 
@@ -132,14 +134,13 @@ def is_moot(row: dict[str, Any]) -> bool:
 
 
 def _part(found: dict[tuple[str, str], dict[str, Any]], prefix: str, tasks: tuple[str, ...]) -> str:
-    lines = [f"| arm | with index | {' | '.join(tasks)} |", "|---" * (len(tasks) + 2) + "|"]
     arms = [arm for arm in ARMS if arm.startswith(prefix) and arm in PRINTED]
-    for arm in arms:
-        row = found[arm, tasks[0]]
-        cells = [f"{row['kv_with_index']:.1%}", *(_cell(found[arm, task]) for task in tasks)]
-        lines.append(f"| {ARMS[arm]} | {' | '.join(cells)} |")
+    rows = [
+        [ARMS[arm], f"{found[arm, tasks[0]]['kv_with_index']:.1%}", *(_cell(found[arm, task]) for task in tasks)]
+        for arm in arms
+    ]
     counts = ", ".join(f"{found[arms[0], task]['n']} {task}" for task in tasks)
-    return "\n".join([*lines, "", f"Samples: {counts}."])
+    return f"{markdown(['arm', 'with index', *tasks], rows)}\n\nSamples: {counts}."
 
 
 def _cell(row: dict[str, Any]) -> str:
@@ -148,8 +149,7 @@ def _cell(row: dict[str, Any]) -> str:
         return f"*{score} †*"
     if pd.isna(row["difference"]):
         return score
-    low, high = (100 * row[end] for end in ("difference_low", "difference_high"))
-    return f"{score} ({100 * row['difference']:+.1f} [{low:+.1f}, {high:+.1f}])"
+    return f"{score} ({interval_cell([100 * row[f'difference{end}'] for end in ('', '_low', '_high')], 1)})"
 
 
 def main() -> None:

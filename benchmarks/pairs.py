@@ -1,14 +1,14 @@
-"""Interleaved timing of two or more things, and a program's record."""
+"""Interleaved timing of two or more things, a program's record, and a table of it."""
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from subtoken_train.benchmarking.rounds import cell, hardware, middle, ratio, synchronise, turns
 
-__all__ = ["cell", "hardware", "interleaved", "middle", "ratio", "write"]
+__all__ = ["cell", "hardware", "interleaved", "markdown", "middle", "ratio", "write"]
 
 
 def interleaved(
@@ -27,6 +27,12 @@ def interleaved(
         if counts:
             seconds[name].append(clock() - start)
     return seconds
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table as a page has it."""
+    first, *others = (f"| {' | '.join(cells)} |" for cells in (head, *rows))
+    return "\n".join([first, "|---" * len(head) + "|", *others])
 
 
 def write(record: Mapping[str, Any] | Sequence[Any], path: Path) -> None:

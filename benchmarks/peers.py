@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.pages import put
-from benchmarks.pairs import cell, hardware, middle, ratio, write
+from benchmarks.pairs import cell, hardware, markdown, middle, ratio, write
 from benchmarks.peer_side import KEPT, SHAPE, random_weights
 from benchmarks.workers import ROOT, Worker, in_turns
 
@@ -133,7 +133,7 @@ def merged(rows: list[dict[str, Any]], made: list[dict[str, Any]]) -> list[dict[
 def table(record: dict[str, Any]) -> str:
     """A row per method, of the longest context that it was asked."""
     head = "tokens|method|held, ours|held, kvpress|step, ours / kvpress|pass, ours / kvpress|logits"
-    lines = [f"| {' | '.join(head.split('|'))} |", "|---" * (head.count("|") + 1) + "|"]
+    rows = []
     for row in {row["method"]: row for row in record["rows"]}.values():
         cells = [f"{row['length']:,}", METHODS[row["method"]]]
         for side in ("ours", "kvpress"):
@@ -143,8 +143,8 @@ def table(record: dict[str, Any]) -> str:
         median, once = row["pass_ratio"], row["rounds"] == 1  # one round has no interval
         cells.append("" if median is None else f"{median[0]:.2f}" if once else cell(tuple(median)))
         apart = row["logits_apart"]
-        lines.append(f"| {' | '.join([*cells, '' if apart is None else f'{apart:.0e}'])} |")
-    return "\n".join(lines)
+        rows.append([*cells, "" if apart is None else f"{apart:.0e}"])
+    return markdown(head.split("|"), rows)
 
 
 def main() -> None:

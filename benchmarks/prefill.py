@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.masking_utils import create_causal_mask
 
-from benchmarks.pairs import cell, hardware, interleaved, ratio, write
+from benchmarks.pairs import cell, hardware, interleaved, markdown, ratio, write
 from benchmarks.shaped import HEAD_DIM, HEADS, llama_config
 from subtoken_train.cache.pack import Packing, pack_layer, read_counts
 from subtoken_train.engine.attention import use_packed_attention
@@ -97,7 +97,7 @@ class Prompt:
         """Plan and pack all layers."""
         plans = layer_plans(keep, masks or {}, [None] * len(keep))
         packing = Packing()
-        counts = read_counts(plans, self.kv_heads, HEAD_DIM, packing.layout)
+        counts = read_counts(plans, self.kv_heads, HEAD_DIM, packing.layout, [packing.form] * len(plans))
         for layer, plan, own in zip(cache.layers, plans, counts, strict=True):
             pack_layer(layer.keys, layer.values, plan, packing, None, own)
 
@@ -149,12 +149,11 @@ def measure(
 def times(record: dict[str, Any]) -> str:
     """A row per prompt length, a column per method."""
     names = list(record["rows"][0]["ratios"])
-    lines = ["| tokens | rounds | plain pass | " + " | ".join(names) + " |", "|---|---|---|" + "---|" * len(names)]
+    rows = []
     for row in record["rows"]:
         cells = [cell(tuple(row["ratios"][name])) if name in row["ratios"] else "" for name in names]
-        head = f"| {row['length']:,} | {row['pairs']} | {row['plain_seconds']:.2f} s | "
-        lines.append(head + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        rows.append([f"{row['length']:,}", str(row["pairs"]), f"{row['plain_seconds']:.2f} s", *cells])
+    return markdown(["tokens", "rounds", "plain pass", *names], rows)
 
 
 def main() -> None:

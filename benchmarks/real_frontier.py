@@ -16,21 +16,23 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import yaml
 from matplotlib.figure import Figure
 
 from benchmarks.pages import put, svg_file
+from benchmarks.pairs import markdown
+from benchmarks.real_results import IN_WORDS, PAGE
 from benchmarks.real_ruler import FULL, RECORDS, judges, words_of
-from benchmarks.real_text import NAMES, OUT, Arm, arms, by_arm, facts_above, read, text_above, turned_arms
-from subtoken_train.cli.recommend import FILE, MeasuredArm, interval_cell, least, measured_on
+from benchmarks.real_text import NAMES, OUT, ROOT, Arm, arms, by_arm, facts_above, read, text_above, turned_arms
+from subtoken_train.cli.recommend import FILE, MeasuredArm, least, measured_on
 from subtoken_train.evaluation.charts import COLORS, MARKERS, axes_in_a_row, styled
 from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evictions import build_eviction
 from subtoken_train.inference.compression import method_record
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGE, SVG_FILE = ROOT / "docs/choosing.md", OUT / "frontier.svg"
-SIZES = (0.53, 0.27, 0.155, 0.102, 0.06)
+CHOOSING, SVG_FILE = ROOT / "docs/choosing.md", OUT / "frontier.svg"
+SIZES = (0.27, 0.155, 0.102, 0.06)
 """Shares of the bytes of the table's rows."""
 TASK_GRIDS = ("ruler_2k.yaml", "ruler_4k.yaml")
 """Of RULER's tasks, asked of the same arms."""
@@ -60,15 +62,8 @@ def measured(models: Mapping[str, Records]) -> list[MeasuredArm]:
     """Return every arm with what it loses on the models that have its record, but for the full cache."""
     words = {arm: None for records in models.values() for arm in records if arm != "full cache"}
     known = {arm.words: arm for name in models for some in arms(name).values() for arm in some}
-    return [
-        MeasuredArm(
-            arm,
-            settings(known[arm]),
-            {name: _figures(own[arm]) for name, own in models.items() if arm in own},
-            known[arm].turned,
-        )
-        for arm in words
-    ]
+    on = {arm: {name: _figures(own[arm], name) for name, own in models.items() if arm in own} for arm in words}
+    return [MeasuredArm(arm, settings(known[arm]), on[arm], known[arm].turned) for arm in words]
 
 
 def settings(arm: Arm) -> dict[str, Any]:
@@ -88,11 +83,14 @@ def settings(arm: Arm) -> dict[str, Any]:
     return made | ({"groups": "{},{}".format(*arm.groups)} if arm.groups else {})
 
 
-def _figures(own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an arm's bytes, and what it loses."""
+def _figures(own: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """Return an arm's bytes, and what it loses; of facts in words the full cache recalls all."""
+    asked, arm = pd.read_csv(OUT / IN_WORDS[model], index_col="arm")[["value", "low", "high"]] - 1, own["arm"]
+    words = asked.loc[PAGE[arm]].round(6).tolist() if PAGE.get(arm) in asked.index else None
     codes = np.array(own["exact"]).mean(1) - np.array(own["full"]["exact"]).mean(1)
     lost = {"facts": facts_above(own), "text": text_above(own), "codes": codes}
-    return {"bytes": round(_size(own), 5)} | {name: _mean_and_interval(each) for name, each in lost.items()}
+    intervals = {name: _mean_and_interval(each) for name, each in lost.items()}
+    return {"bytes": round(_size(own), 5), **intervals, "words": words}
 
 
 def _mean_and_interval(apart: npt.NDArray[np.float64]) -> list[float]:
@@ -137,20 +135,18 @@ def winners(found: Sequence[MeasuredArm], names: Sequence[str]) -> list[Measured
 
 def table(found: Sequence[MeasuredArm], names: Sequence[str]) -> str:
     """Write for each size and model the arms that lose least of facts and of text."""
-    lines = [
-        "| bytes, at most | model | for facts | nats a fact | for text | nats a token |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = []
     for size in SIZES:
         for name in names:
             cells = []
-            for goal, digits in (("facts", 2), ("text", 3)):
-                if (own := least(found, [name], size, goal)) is not None:
+            for goal in (("facts", "words"), ("text",)):
+                if (own := least(found, [name], size, goal[0])) is not None:
                     words = own.arm.replace("8 of 16 value groups by norm, values turned", "half of the value groups")
-                    cells += [f"{words} ({own.on[name]['bytes']:.1%})", interval_cell(own.on[name][goal], digits)]
+                    cells += [f"{words} ({own.on[name]['bytes']:.1%})", *(own.cell(name, kind) for kind in goal)]
             if cells:
-                lines.append(f"| {size:.1%} | {NAMES[name]} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+                rows.append([f"{size:.1%}", NAMES[name], *cells])
+    head = ["bytes, at most", "model", "for facts", "nats a code", "in words, points", "for text", "nats a token"]
+    return markdown(head, rows)
 
 
 def shipped(**parts: tuple[Mapping[str, str], Sequence[MeasuredArm]]) -> str:
@@ -188,7 +184,7 @@ def main() -> None:
     """Write the table, the picture and the command's file."""
     models = {name: blind(name) for name in NAMES}
     kept = winners(measured(models), list(NAMES))
-    put(PAGE, "frontier", table(kept, list(NAMES)))
+    put(CHOOSING, "frontier", table(kept, list(NAMES)))
     SVG_FILE.write_text(picture(models["qwen05"]), encoding="utf-8")
     FILE.write_text(shipped(text=(NAMES, kept), tasks=measured_on_tasks()), encoding="utf-8")
 

@@ -6,6 +6,8 @@ A row is an arm on one judge: facts as codes with the text that follows (``real_
 (``real_ruler.py``). Losses are above the full cache of the same machine, paired, with 95 % intervals.
 """
 
+import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -16,8 +18,10 @@ import pandas as pd
 
 from benchmarks import real_text_bytes, real_text_trained
 from benchmarks.pages import put
+from benchmarks.pairs import markdown
 from benchmarks.real_ruler import FULL, RECORDS, judges
 from benchmarks.real_text import HALVES, NAMES, OUT, ROOT, TWELVE, by_arm, facts_above, full_caches, read, text_above
+from subtoken_train.cli.recommend import COLUMNS, interval_cell
 from subtoken_train.evaluation.intervals import bootstrap_interval
 
 CSV, IN_WORDS = OUT / "arms.csv", {"smollm2": "words.csv", "qwen05": "words_qwen05.csv"}
@@ -36,6 +40,13 @@ PAGE = {
     f"kvzip 50.5% in int4_rotated, {TWELVE}": "KVzip, three quarters of the value groups, 4 bits",
     "kvzap 42% in int8": "KVzap, int8", "kvzip 21.9%": "KVzip, bfloat16", "snapkv 21.9%": "SnapKV, bfloat16",
 }  # fmt: skip
+FIRST_COMMANDS = """<!-- needs: a network -->
+```
+make real                     # {real}: asks SmolLM2 about a text. Last line:
+                              # {last}
+make fit                      # {fit}: trains a router on a tiny vision model
+source .venv/bin/activate     # for `subtoken-train`
+```"""
 LENGTHS = (1024, 2048, 4096)
 TASKS = {
     FULL: README[FULL], "kvzip 0.42 int8": README["kvzip 42% in int8"], "kvzap 0.42 int8": PAGE["kvzap 42% in int8"],
@@ -106,7 +117,8 @@ def facts_table(rows: pd.DataFrame, chosen: Mapping[str, str], losses: bool) -> 
     codes = rows[rows["judge"] == "codes"].set_index(["model", "arm"])
     kinds = ["codes recalled", *["codes, nats", "text, nats a token"] * losses]
     asked = {NAMES[model]: pd.read_csv(OUT / IN_WORDS[model], index_col="arm") for model in [*IN_WORDS][: 1 + losses]}
-    told = {f"{name}: facts in words (n = {own['n'].iloc[0]})": own["value"] for name, own in asked.items()}
+    few = {name: f" (n = {own['n'].iloc[0]})" * losses for name, own in asked.items()}
+    told = {f"{name}: facts in words{few[name]}": own["value"] for name, own in asked.items()}
     head = ["cache", "bytes", *(f"{name}: {kind}" for name in NAMES.values() for kind in kinds), *told]
     lines = []
     for arm, words in chosen.items():
@@ -115,19 +127,20 @@ def facts_table(rows: pd.DataFrame, chosen: Mapping[str, str], losses: bool) -> 
         cells = [cell for each in own for cell in _cells(each, losses)]
         cells += [f"{own[words]:.0%}" if words in own else "not asked" for own in told.values()]
         lines.append((size, [words, f"{size:.1%}", *cells]))
-    return _markdown(head, [cells for _, cells in sorted(lines, key=lambda line: -line[0])])
+    return markdown(head, [cells for _, cells in sorted(lines, key=lambda line: -line[0])])
 
 
 def _cells(own: Any, losses: bool) -> list[str]:
     if own is None:
         return ["not asked", *["", ""] * losses]
-    told = [_interval(own, "facts", 2), _interval(own, "text", 3)] if own.name[1] != FULL else ["", ""]
+    told = [_interval(own, "facts"), _interval(own, "text")] if own.name[1] != FULL else ["", ""]
     few = "" if own["n"] == 60 else f" (n = {own['n']})"
     return [f"{own['recalled']:.0%}{few}", *told * losses]
 
 
-def _interval(own: Any, name: str, digits: int) -> str:
-    return f"{own[name]:+.{digits}f} [{own[f'{name}_low']:+.{digits}f}, {own[f'{name}_high']:+.{digits}f}]"
+def _interval(own: Any, name: str) -> str:
+    found = [own[f"{name}{end}"] for end in ("", "_low", "_high")]
+    return interval_cell(found, COLUMNS["tasks" if name == "points" else name][2])
 
 
 def tasks_table(rows: pd.DataFrame) -> str:
@@ -139,18 +152,14 @@ def tasks_table(rows: pd.DataFrame) -> str:
         cells = [cell for each in own for cell in _task_cells(each, arm)]
         lines.append((size, [words, f"{size:.1%}", *cells]))
     head = ["cache", "bytes", *(f"{length:,} tokens: {what}" for length in LENGTHS for what in ("score", "less full"))]
-    return _markdown(head, [cells for _, cells in sorted(lines, key=lambda line: -line[0])])
+    return markdown(head, [cells for _, cells in sorted(lines, key=lambda line: -line[0])])
 
 
 def _task_cells(found: pd.DataFrame, arm: str) -> list[str]:
     if not len(found):
         return ["not asked", ""]
     own = found.iloc[0]
-    return [f"{own['score']:.0f}", "" if arm == FULL else _interval(own, "points", 1)]
-
-
-def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ["---"] * len(head), *rows])
+    return [f"{own['score']:.0f}", "" if arm == FULL else _interval(own, "points")]
 
 
 def speed() -> str:
@@ -160,12 +169,23 @@ def speed() -> str:
     return f"A step at {own['steps'][-1]['entries']:,} tokens takes {step:.0%} of the time, a prompt {prompt:.0%}."
 
 
+def commands() -> str:
+    """Write the first commands, the minutes that each took, and from its notebook the last words of ``make real``."""
+    cells = json.loads((ROOT / "notebooks/01_smollm2.ipynb").read_text(encoding="utf-8"))["cells"]
+    said = [line for cell in cells for made in cell.get("outputs", ()) for line in made.get("text", ())]
+    last = next(line for line in said if ": take " in line).strip()
+    took = pd.read_csv(OUT.parent / "first_commands.csv", index_col="command")
+    real, fit = (f"{own['minutes']} minutes{own['download']}" for _, own in took.fillna("").iterrows())
+    return FIRST_COMMANDS.format(real=real, last=re.sub(r"\(.*, (\d+ samples)\)", r"(\1)", last), fit=fit)
+
+
 def main() -> None:
     """Write the table and the pages."""
     rows = frame()
     rows.to_csv(CSV, index=False, float_format="%.5g")
     put(ROOT / "README.md", "real", facts_table(rows, README, losses=False))
     put(ROOT / "README.md", "speed", speed())
+    put(ROOT / "README.md", "commands", commands())
     put(ROOT / "docs/real_text.md", "real", facts_table(rows, PAGE, losses=True))
     put(ROOT / "docs/real_text.md", "ruler", tasks_table(rows))
 

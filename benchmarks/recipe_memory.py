@@ -3,6 +3,7 @@
 python benchmarks/recipe_memory.py        # the table of docs/memory.md
 """
 
+from benchmarks.pairs import markdown
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.run_plan import training_step
 from subtoken_train.cli.terminal import quiet_libraries
@@ -30,12 +31,11 @@ def predict(name: str, overlay: str | None = None) -> MemoryEstimate:
 def table() -> str:
     """Frozen weights and peak of every recipe, plain and with each overlay, in GiB."""
     heads = ("as it is", *OVERLAYS)
-    lines = ["| recipe | " + " | ".join(heads) + " |", "|---|" + "---|" * len(heads)]
+    rows = []
     for name in NAMES:
         found = [predict(name, overlay) for overlay in (None, *OVERLAYS)]
-        cells = [f"{made.total / 2**30:.1f} ({made.parts[0][1] / 2**30:.1f} frozen)" for made in found]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        rows.append([name, *(f"{made.total / 2**30:.1f} ({made.parts[0][1] / 2**30:.1f} frozen)" for made in found)])
+    return markdown(["recipe", *heads], rows)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The embedded comparisons: train every arm with several seeds, ask the test questions once, keep a record per run.
 
-    python -m benchmarks.tiny_comparison --list recipes/ablations/two_stage_tiny.yaml --seeds 0 1 2
-    python -m benchmarks.tiny_comparison --list recipes/ablations/two_stage_tiny.yaml --table    # from the records
+    python -m benchmarks.tiny_comparison --list benchmarks/ablations/two_stage_tiny.yaml --seeds 0 1 2
+    python -m benchmarks.tiny_comparison --list benchmarks/ablations/two_stage_tiny.yaml --table    # from the records
 
 Run two of these side by side with OMP_NUM_THREADS=1 and different --seeds on a 2-core machine. A run whose record
 exists is skipped, and an adapter in --work that the same recipe trained is not trained again, so a second call goes on
@@ -108,7 +108,7 @@ def tables(records: dict[str, Arm], comparison: Comparison) -> str:
 def main() -> None:
     """Run arms x seeds, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--list", type=Path, required=True, help="arms and pairs: a file of recipes/ablations")
+    parser.add_argument("--list", type=Path, required=True, help="arms and pairs: a file of benchmarks/ablations")
     parser.add_argument("--arms", nargs="+", help="only these of the list")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--work", type=Path, default=ROOT / "runs/comparison")

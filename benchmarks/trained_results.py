@@ -1,18 +1,21 @@
-"""Trained arms on the embedded models: one table of all of them and of the trials, and what their page shows; tested.
+"""Trained arms on the embedded models in one table, what pages show of them, and the page of trials; tested.
 
-python -m benchmarks.trained_results    # results/trained_arms.csv, tables of docs/trained_arms.md
+python -m benchmarks.trained_results    # results/trained_arms.csv; tables of trained_arms.md, choosing.md and trials.md
 """
 
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from benchmarks.choosing import paired_gain
-from benchmarks.choosing_page import GROUPS, RESULTS, ROOT
+from benchmarks.choosing import Regime, choice_words, choose, paired_gain, seeds_of
 from benchmarks.comparison_lists import read_comparison
 from benchmarks.comparison_tables import Arm, comparison_markdown, long_rows, read_records
 from benchmarks.pages import put
+from benchmarks.pairs import markdown
 
+ROOT, GROUPS = Path(__file__).resolve().parents[1], ("questions", "descriptions")
+RESULTS = ROOT / "benchmarks/results"
 PAGE, CSV = ROOT / "docs/trained_arms.md", RESULTS / "trained_arms.csv"
 REGIMES = {"f2": "imprecise (FastV, L_f = 2)", "f4": "sharp (FastV, L_f = 4)", "vz": "without the question (VisionZip)"}
 BUDGETS = {"": ("15.6 %", "u25"), "7": ("7.8 %", "u12")}
@@ -31,7 +34,7 @@ def table() -> str:
     """Scores in %, and the router's paired difference to its anchor; an arm with other seeds says how many."""
     arms = read_records(RESULTS / "matched")
     head = ["ranking", "visual KV", "asked", *ROLES.values(), "router less anchor", "unrouted"]
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    rows = []
     for stem, end in [(stem, end) for stem in REGIMES for end in BUDGETS]:
         found = {role: arms[name] for role in ROLES if (name := f"{stem}_{role}{end}") in arms}
         share, whole = BUDGETS[end][0], arms[f"{stem}_{BUDGETS[end][1]}"]
@@ -41,9 +44,29 @@ def table() -> str:
             gain = paired_gain(found["best"], found["anchor"], group)
             assert gain is not None
             assert gain.seeds == len(seeds), "records of a seed are missing"
-            told = [gain.words, _score(whole, group, seeds)]
-            lines.append(f"| {' | '.join([REGIMES[stem], share, group, *scores, *told])} |")
-    return "\n".join(lines)
+            rows.append([REGIMES[stem], share, group, *scores, gain.words, _score(whole, group, seeds)])
+    return markdown(head, rows)
+
+
+def choices() -> str:
+    """Which arm to take in each regime, beside its anchor and trained value norm."""
+    listed = read_comparison(ROOT / "benchmarks/ablations/matched_tiny.yaml").arms
+    arms, rows = read_records(RESULTS / "matched"), []
+    for stem, end in [(stem, end) for stem in REGIMES for end in BUDGETS]:
+        names = tuple(f"{stem}_{one}{end}" for one in (("best", "fill") if end else ("s16k4", "best", "fill")))
+        words = {name: listed[name].words.split(", ", 1)[1].split(" %, ")[-1] for name in names if name in listed}
+        to_beat = (dict.fromkeys(names, f"{stem}_{role}{end}") for role in ("anchor", "vn"))
+        regime = Regime(f"{REGIMES[stem]}, {BUDGETS[end][0]}", names, *to_beat, f"{stem}_{BUDGETS[end][1]}")
+        for group in GROUPS:
+            choice = choose(arms, regime, group)
+            rows.append([regime.words, group, seeds_of(choice), choice_words(choice, words)])
+    return markdown(["regime", "asked", "seeds", "take", "against its anchor", "against trained value norm"], rows)
+
+
+def trials(topic: str) -> str:
+    """Return one topic's trials without records, a line each."""
+    own = pd.read_csv(RESULTS / "trials.csv", dtype=str).query("topic == @topic").drop(columns="topic")
+    return markdown(list(own.columns), own.itertuples(index=False))
 
 
 def _score(arm: Arm, group: str, seeds: set[int]) -> str:
@@ -54,7 +77,7 @@ def _score(arm: Arm, group: str, seeds: set[int]) -> str:
 
 def listed(name: str) -> str:
     """Return one comparison's table, arm by arm, at the sizes that the page shows."""
-    comparison = read_comparison(ROOT / f"recipes/ablations/{name}_tiny.yaml")
+    comparison = read_comparison(ROOT / f"benchmarks/ablations/{name}_tiny.yaml")
     head, line, *rows = comparison_markdown(read_records(RESULTS / comparison.folder), comparison).splitlines()
     return "\n".join([head, line, *(row for row in rows if row.split(" | ")[1] in SHOWN[name])])
 
@@ -67,7 +90,7 @@ def frame() -> pd.DataFrame:
     """
     rows: list[dict[str, Any]] = []
     for name in ("matched", *LISTS, *TRIALS):
-        comparison = read_comparison(ROOT / f"recipes/ablations/{name}_tiny.yaml")
+        comparison = read_comparison(ROOT / f"benchmarks/ablations/{name}_tiny.yaml")
         found = long_rows(name, read_records(RESULTS / comparison.folder), comparison)
         rows += [row for row in found if name not in TRIALS or (row["less"] and row["measure"] == "score")]
     made, told = pd.DataFrame(rows), pd.read_csv(CSV, keep_default_na=False, na_values={"kv": [""]})
@@ -76,11 +99,14 @@ def frame() -> pd.DataFrame:
 
 
 def main() -> None:
-    """Write the table and the page."""
+    """Write the table and the pages."""
     frame().to_csv(CSV, index=False, float_format="%.4g")
     put(PAGE, "front", table())
     for name in SHOWN:
         put(PAGE, name, listed(name))
+    put(PAGE.with_name("choosing.md"), "matched", choices())
+    for topic in pd.read_csv(RESULTS / "trials.csv")["topic"].unique():
+        put(PAGE.with_name("trials.md"), topic, trials(topic))
 
 
 if __name__ == "__main__":

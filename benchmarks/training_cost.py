@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.pairs import cell, hardware, interleaved, ratio, write
+from benchmarks.pairs import cell, hardware, interleaved, markdown, ratio, write
 from benchmarks.training_arms import Loop, Turns, our_fit, plain_trainer
 from benchmarks.training_cases import CASES, UNREDUCED, Case
 from subtoken_train.benchmarking.rounds import LiveTensors
@@ -109,20 +109,17 @@ def measure(name: str, pairs: int, device: str, dtype: torch.dtype) -> dict[str,
     }  # fmt: skip
 
 
-def markdown(record: dict[str, Any]) -> str:
+def table(record: dict[str, Any]) -> str:
     """Make the table of ``docs/speed.md``."""
-    head = (
-        "case", "unrouted step", "routed / unrouted", *(f"memory, {kind}" for kind in KINDS), "plain", "ours / plain",
-    )  # fmt: skip
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    memory = [f"memory, {kind}" for kind in KINDS]
+    head = ["case", "unrouted step", "routed / unrouted", *memory, "plain", "ours / plain"]
+    rows = []
     for row in record["rows"]:
-        cells = (
-            f"{row['text']}, batch {row['batch_size']}", f"{row['seconds']['unrouted']:.2f} s",
-            cell(tuple(row["step_ratio"])), *(_memory(row, kind) for kind in KINDS),
-            f"{row['tokens_per_second']['plain']:,.0f} tokens/s", cell(tuple(row["tokens_ratio"])),
-        )  # fmt: skip
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        about = [f"{row['text']}, batch {row['batch_size']}", f"{row['seconds']['unrouted']:.2f} s"]
+        told = [cell(tuple(row["step_ratio"])), *(_memory(row, kind) for kind in KINDS)]
+        plain = f"{row['tokens_per_second']['plain']:,.0f} tokens/s"
+        rows.append([*about, *told, plain, cell(tuple(row["tokens_ratio"]))])
+    return markdown(head, rows)
 
 
 def _memory(row: dict[str, Any], kind: str) -> str:
@@ -152,8 +149,8 @@ def main() -> None:
         row = measure(name, args.pairs, args.device, getattr(torch, args.dtype))
         record = merged(path, {"hardware": hardware(), "dtype": args.dtype, "rows": [row]})
         write(record, path)
-        print(markdown({"rows": [row]}).splitlines()[-1], flush=True)
-    print(markdown(record))
+        print(table({"rows": [row]}).splitlines()[-1], flush=True)
+    print(table(record))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from subtoken_train.errors import system_words
+from subtoken_train.errors import refuse, system_words
 
 MAX_BYTES = 2**26
 MAX_DEPTH = 64
@@ -31,8 +31,7 @@ class InvalidYAML(ValueError):
 def read_text(path: str | Path, max_bytes: int = MAX_BYTES) -> str:
     """Read a regular file as UTF-8."""
     size = check_regular(path)
-    if size > max_bytes:
-        raise ValueError(f"{path} has {size:,} bytes; at most {max_bytes:,} are read")
+    refuse((size > max_bytes, f"{path} has {size:,} bytes; at most {max_bytes:,} are read"))
     return decoded(Path(path).read_bytes(), str(path))
 
 
@@ -40,12 +39,10 @@ def check_regular(path: str | Path) -> int:
     """Return the size of a regular file in bytes; opening a pipe would wait for a writer."""
     try:
         status = Path(path).stat()
-    except FileNotFoundError as error:
-        raise FileNotFoundError(system_words(error)) from None
     except OSError as error:
-        raise ValueError(system_words(error)) from None
-    if not stat.S_ISREG(status.st_mode):
-        raise ValueError(f"{path} is not a regular file; name a file, no folder, pipe or device")
+        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
+        raise kind(system_words(error)) from None
+    refuse((not stat.S_ISREG(status.st_mode), f"{path} is not a regular file; name a file, no folder, pipe or device"))
     return status.st_size
 
 
@@ -59,7 +56,7 @@ def decoded(content: bytes, place: str) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{place} is not UTF-8 (byte {error.start})") from None
+        raise ValueError(f"{place} is not UTF-8 (byte {error.start}); save it as UTF-8") from None
 
 
 def read_json(path: str | Path, max_bytes: int = MAX_BYTES) -> Any:

@@ -14,14 +14,43 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import accumulate
+from numbers import Real
+from typing import Any
 
 
 class SubTokenWarning(UserWarning):
     """Something a user should know about a result that is given all the same; commands print it on one line."""
 
 
+_GONE = {
+    ("key", "data.streaming"): "leave it out: a corpus is tokenised once, into a cache",
+    ("key", "early_stopping.mode"): "leave it out: it follows from the monitor",
+    ("setting", "eviction_unit"): "write it in eviction_keep, as 64tokens",
+    ("key of an arm", "eviction_unit"): "write it in eviction_keep, as 64tokens",
+    ("trainer.logger", "tensorboard csv"): "leave it out: every run logs to CSV, and to an installed TensorBoard",
+    ("trainer.callbacks", "modelsummary richmodelsummary"): "write trainer.enable_model_summary: true",
+    ("trainer.callbacks", "richprogress modelcheckpoint"): "leave it out: a run shows progress and keeps checkpoints",
+    ("trainer.callbacks", "earlystopping"): "write the group early_stopping (docs/watching.md)",
+    ("setting of DeepSpeed", "optimizer scheduler"): "write it in model.optimizer",
+    ("setting of DeepSpeed", "fp16 bf16 torch_autocast"): "write it in trainer.precision",
+    ("setting of DeepSpeed", "gradient_clipping"): "write it in trainer.gradient_clip_val",
+    ("setting of DeepSpeed", "gradient_accumulation_steps"): "write it in trainer.accumulate_grad_batches",
+    ("setting of DeepSpeed", "train_batch_size train_micro_batch_size_per_gpu"): "write it in data.batch_size",
+    ("generate", "--num-beams --video --fps --frames"): "Python has it (generate, Video)",
+    ("diagnose", "--new-tokens"): "leave it out: 16 are generated",
+}
+
+
+def instead(place: str, name: str) -> str | None:
+    """Return what to write instead of a name that left that place, or that Lightning or DeepSpeed has there."""
+    alike = {name, re.sub(r"_|(logger|bar)$", "", name.lower())}  # of a class and of its name
+    return next((words for (where, names), words in _GONE.items() if where == place and alike & {*names.split()}), None)
+
+
 def unknown_name(kind: str, got: object, allowed: Iterable[str], listed: str | None = None) -> ValueError:
     """Return the error for an unknown name: what was got, the nearest name, what is allowed (None: the first ones)."""
+    if words := instead(kind, str(got)):
+        return ValueError(f"unknown {kind} {got!r}; {words}")
     names = sorted(allowed)
     nearest = difflib.get_close_matches(str(got), names, n=1, cutoff=0.5)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
@@ -77,6 +106,21 @@ def at_place(before: str, after: str = "") -> Iterator[None]:
         raise ValueError(f"{before}{error}{after}") from None
 
 
+@contextmanager
+def ending_with(command: str) -> Iterator[None]:
+    """Raise a ``ValueError`` of the block again with the command to type next, unless it names one; a decorator too."""
+    try:
+        yield
+    except ValueError as error:
+        if "subtoken-train " in (words := str(error)) or isinstance(error, UncutError):
+            raise
+        raise ValueError(f"{words}{' ' if words.endswith(('.', '?')) else '; '}{command}") from None
+
+
+in_a_recipe = ending_with("'subtoken-train fit --help' lists the keys, with types and defaults")
+in_a_grid = ending_with("'subtoken-train recipes show mini_recall' prints a whole grid")
+
+
 def no_numbers(where: str, dtype: object) -> ValueError:
     """Return the error for a model that gives NaN or infinity: where, and what helps."""
     name = str(dtype).removeprefix("torch.")
@@ -109,14 +153,12 @@ def system_words(error: OSError) -> str:
 
 _ADVICE = {
     errno.ENOENT: "check its spelling, and the folder that you are in",
-    errno.EEXIST: "name another place",
-    errno.EACCES: "change its permissions, or name another place",
-    errno.EPERM: "change its permissions, or name another place",
+    **dict.fromkeys((errno.EEXIST, errno.EROFS), "name another place"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "change its permissions, or name another place"),
     errno.ENOTDIR: "a part of that path is a file; check its spelling",
     errno.EISDIR: "name a file",
     errno.ENAMETOOLONG: "no file has so long a name; look at the command for a missing space",
     errno.ELOOP: "its symbolic links form a loop; name the file itself",
-    errno.EROFS: "nothing can be written there; name another place",
     errno.ENXIO: "the pipe has no reader; name a regular file",
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "nothing was lost: make room, or write elsewhere"),
 }
@@ -162,10 +204,12 @@ MAX_TOKENS = 2**24  # more than any model reads; a length past it is a slip of t
 MAX_COUNT = 10**9
 
 
-def check_range(name: str, value: float | None, low: float, high: float = math.inf) -> None:
-    """Raise ``ValueError`` unless a number is None, or finite and from ``low`` to ``high``."""
-    if value is None or low <= value <= min(high, sys.float_info.max):
+def check_range(name: str, value: Any, low: float, high: float = math.inf) -> None:
+    """Raise ``ValueError`` unless a value is None, or a finite number from ``low`` to ``high``."""
+    number = isinstance(value, Real)
+    if value is None or (number and low <= value <= min(high, sys.float_info.max)):
         return
     allowed = f"{low:,} or more" if high == math.inf else f"{low:,} to {high:,}"
-    got = f"{value:,}" if abs(value) < 10**15 or not isinstance(value, int) else "a number of many digits"
+    got = f"{value:,}" if number else clipped(repr(value), _GOT)
+    got = "a number of many digits" if isinstance(value, int) and abs(value) >= 10**15 else got
     raise ValueError(f"{name} is {got}; it must be {allowed}")

@@ -12,6 +12,7 @@ from subtoken_train.errors import SubTokenWarning
 
 MOVED = {
     "subtoken_train.cli.quiet": "subtoken_train.cli.terminal",
+    "subtoken_train.datasets.corpus_datamodule": "subtoken_train.datasets.datamodule",
     "subtoken_train.datasets.recall_datamodule": "subtoken_train.datasets.datamodule",
     "subtoken_train.datasets.scene_files": "subtoken_train.datasets.scenes",
     "subtoken_train.evaluation.reporting.markdown": "subtoken_train.evaluation.reporting.exports",
@@ -37,7 +38,7 @@ MOVED = {
 
 
 def new_path(name: str) -> str | None:
-    """The module that an old name is now: of a method that had one of its own, that of its class; None: no old name."""
+    """Return the module that an old name is now, for a method of its own that of its class; None: no old name."""
     room, _, method = name.rpartition(".")
     if room in ("subtoken_train.evictions", "subtoken_train.reducers"):
         tables = [each.builtin for each in vars(sys.modules[room]).values() if getattr(each, "package", "") == room]

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from subtoken_train.errors import SubTokenWarning, system_words
+from subtoken_train.errors import SubTokenWarning, refuse, system_words
 
 _MARK, _MARKER, _CONTENT = ".subtoken-", ".subtoken-stage", "content"
 STAGE = re.escape(_MARK) + "[0-9a-f]{8}"  # ending of a stage's name, after its target's name and a dot
@@ -42,8 +42,7 @@ def check_new(paths: Iterable[Path], overwrite: bool) -> None:
     """Raise ``ValueError`` if one of the files is there, unless it is to be replaced."""
     for path in paths:
         check_file(path)
-        if not overwrite and os.path.lexists(path):
-            raise ValueError(f"{path} exists; name another file, or pass --overwrite")
+        refuse((not overwrite and os.path.lexists(path), f"{path} exists; name another file, or pass --overwrite"))
         check_place(path)
 
 
@@ -108,9 +107,8 @@ def whole_file(path: Path, overwrite: bool = True) -> Iterator[Path]:
     with stage(path) as temporary:
         yield temporary
         flush(temporary)
-        if not overwrite and os.path.lexists(path):
-            words = "came while this command ran, so it stays and nothing was written; name another file"
-            raise ValueError(f"{path} {words}")
+        words = "came while this command ran, so it stays and nothing was written; name another file"
+        refuse((not overwrite and os.path.lexists(path), f"{path} {words}"))
         os.replace(temporary, path)
 
 

@@ -207,7 +207,9 @@ def checked(hint: Any, value: Any, place: str) -> Any:
         assert isinstance(hint, type)
         return value if isinstance(value, hint) else typed(hint, value, place)
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return _finite(value, place)
+        if not abs(value) <= sys.float_info.max:  # a whole number may have hundreds of digits
+            raise ValueError(f"{place} is {shown(value)}; it must be finite")
+        return float(value)
     if type(value) is not ({list: list, tuple: list, dict: dict}.get(origin) if origin else hint):
         raise ValueError(f"{place} is {shown(value)}; it must be {_words(hint)}")
     if hint is int and not _LEAST <= value <= _MOST:
@@ -247,12 +249,6 @@ def _named(names: tuple[Any, ...], value: Any, place: str) -> Any:
     raise ValueError(f"{head}{mark}{unknown_name(key, got, dict.fromkeys(map(str, names)))}")
 
 
-def _finite(value: float, place: str) -> float:
-    if not abs(value) <= sys.float_info.max:  # a whole number may have hundreds of digits
-        raise ValueError(f"{place} is {shown(value)}; it must be finite")
-    return float(value)
-
-
 def shown(value: object) -> str:
     """Return a value for a message, shortened."""
     if isinstance(value, int) and abs(value) >= 2**63:  # Python refuses to write more than 4300 digits
@@ -273,15 +269,13 @@ def _one_of(kinds: tuple[Any, ...], value: Any, place: str) -> Any:
         return _named(tuple(named), value, place)
     if len(others) == 1 and last is not None:
         raise last
-    raise ValueError(f"{place} is {shown(value)}; it must be {' or '.join(map(_words, kinds))}")
+    written = [kind for kind in kinds if kind is not int or float not in kinds]
+    raise ValueError(f"{place} is {shown(value)}; it must be {' or '.join(map(_words, written))}")
 
 
 def _words(hint: Any) -> str:
     origin = get_origin(hint) or hint
     if origin in (list, tuple):
         return "a list in brackets, such as [one, two]"
-    return (
-        "a group of keys"
-        if origin is dict or dataclasses.is_dataclass(origin)
-        else WORDS.get(origin, getattr(origin, "__name__", str(origin)))
-    )
+    group = origin is dict or dataclasses.is_dataclass(origin)
+    return "a group of keys" if group else WORDS.get(origin, getattr(origin, "__name__", str(origin)))

@@ -104,19 +104,15 @@ class KeyTurn:
 
 @dataclass
 class CutKeys:
-    """Entries of a layer's plan whose keys are cut, and the channels they keep (bool, as many in each head).
+    """Entries of a layer's plan whose keys are cut, and the ``kept`` channels of each head that stay, bool.
 
     ``turn``: the basis in which all keys of the layer stand, and whose channels these are; None: their own.
     """
 
     entries_BN: Tensor
-    channels_Bhd: Tensor
+    kept: int
+    channels_Bhd: Tensor | None = None  # None until the keys are known
     turn: KeyTurn | None = None
-
-    @property
-    def kept(self) -> int:
-        """Channels that stay of a cut key."""
-        return int(self.channels_Bhd[0, 0].sum())
 
 
 @dataclass

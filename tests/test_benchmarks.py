@@ -21,9 +21,9 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 RESULTS = DOCS.parent / "benchmarks" / "results"
 TABLES = {
     "gpus": ("gpu_suite:goals", "speed/gpu-suite.json", "speed.md"),
-    "decode": ("decode:markdown", "speed/decode-cpu-float32.json", "speed.md"),
+    "decode": ("decode:table", "speed/decode-cpu-float32.json", "speed.md"),
     "prefill": ("prefill:times", "speed/prefill-cpu-float32.json", "speed.md"),
-    "training": ("training_cost:markdown", "speed/training-cpu-float32.json", "speed.md"),
+    "training": ("training_cost:table", "speed/training-cpu-float32.json", "speed.md"),
     "peers": ("peers:table", "speed/peers-cpu-float32.json", "speed.md"),
 }
 """Table -> the function that makes it, of which record, and the page that shows it."""

@@ -5,27 +5,27 @@ import pytest
 
 from benchmarks import trained_results
 from benchmarks.arm_training import digest
-from benchmarks.choosing_page import PAGE, table
 from benchmarks.comparison_lists import read_comparison
 from benchmarks.comparison_tables import long_rows, read_records
 from benchmarks.run_records import read_runs
-from benchmarks.trials_page import lines
-from tests.support.places import RECIPES, ROOT, run_recipes, shown
+from tests.support.places import ROOT, run_recipes, shown
 from tests.support.sampling import sampled
 
 RESULTS = ROOT / "benchmarks" / "results"
-LISTS = list(map(read_comparison, sorted((RECIPES / "ablations").glob("*.yaml"))))
+LISTS = list(map(read_comparison, sorted((ROOT / "benchmarks/ablations").glob("*.yaml"))))
 
 
-@pytest.mark.parametrize("name", trained_results.SHOWN)
-def test_tables_are_regenerated_from_the_records(name):
-    assert shown(trained_results.PAGE, name) == trained_results.listed(name)
+def test_tables_are_regenerated_from_the_records():
+    for name in trained_results.SHOWN:
+        assert shown(trained_results.PAGE, name) == trained_results.listed(name)
+    assert shown(trained_results.PAGE, "front") == trained_results.table()
+    assert shown(ROOT / "docs/choosing.md", "matched") == trained_results.choices()
 
 
 def test_the_table_of_all_arms_is_of_the_records():
     written = pd.read_csv(trained_results.CSV, keep_default_na=False)
     assert list(written["list"].unique()) == ["matched", *trained_results.LISTS, *trained_results.TRIALS]
-    own = read_comparison(RECIPES / f"ablations/{(name := 'routed_recall')}_tiny.yaml")
+    own = read_comparison(ROOT / f"benchmarks/ablations/{(name := 'routed_recall')}_tiny.yaml")
     rows = pd.DataFrame(long_rows(name, read_records(RESULTS / own.folder), own))
     kept = written[written["list"] == name].reset_index(drop=True)
     assert kept[["arm", "less", "seeds", "group", "measure"]].equals(rows[["arm", "less", "seeds", "group", "measure"]])
@@ -34,7 +34,7 @@ def test_the_table_of_all_arms_is_of_the_records():
 
 @pytest.mark.parametrize("topic", ["evictions", "four bits", "value groups", "texts", "embedded"])
 def test_trials_without_records_are_printed_from_their_table(topic):
-    assert shown(ROOT / "docs/trials.md", topic) == lines(topic)
+    assert shown(ROOT / "docs/trials.md", topic) == trained_results.trials(topic)
 
 
 @sampled("folder", sorted({comparison.folder for comparison in LISTS}), every=3)
@@ -44,12 +44,6 @@ def test_records_belong_to_an_arm_of_a_table_as_it_is(folder):
         assert run["recipe_sha256"] == digest(arms[run["arm"]]), run["arm"]
         assert run["realised_kv"] <= run["nominal_kv"] + 1e-9  # a byte budget holds its index, too
         assert len(run["scores"]) == len(run["kinds"])
-
-
-def test_the_page_is_what_the_records_say():
-    printed = shown(PAGE, "matched")
-    assert {len(line.split(" | ")) for line in printed.splitlines() if line.startswith("| ")} == {6}
-    assert printed == table()
 
 
 def test_listed_arms_are_recipes():

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import trained_results
 from subtoken_train import calibrations
 from subtoken_train.artifact import config
 from subtoken_train.artifact.hub import MODELS
@@ -20,7 +19,6 @@ from subtoken_train.evaluation import results
 from subtoken_train.inference import cache_file
 from subtoken_train.resources import find_recipe, shipped_recipe
 from subtoken_train.training import checkpoints
-from tests.kernels import test_interpreter
 from tests.support.places import (
     DOCUMENTS,
     README,
@@ -31,7 +29,6 @@ from tests.support.places import (
     command_line,
     real_folder,
     runs_in_a_checkout,
-    shown,
 )
 from tests.support.sampling import sampled
 from tests.test_architecture import PACKAGE, RANK
@@ -60,10 +57,6 @@ def test_the_versions_of_files_are_those_that_are_written():
 @pytest.mark.parametrize("name", MADE)
 def test_a_page_is_what_is_made(name):
     assert (DOCS / name).read_text(encoding="utf-8") == MADE[name](), "run python docs/generate.py"
-
-
-def test_readme_shows_the_records():
-    assert shown(trained_results.PAGE, "front") == trained_results.table()
 
 
 @sampled("block", CODE, every=4, ids=lambda block: block.place)
@@ -100,41 +93,68 @@ def test_an_example_is_short_and_runs(path, tmp_path, monkeypatch, capsys):
     assert "bytes" in capsys.readouterr().out
 
 
+PRINTED = r"<!-- ([\w ]+):start -->.*?<!-- \1:end -->|^```.*?^```$|`[^`\n]*`"
+"""What a program wrote, and code: no prose."""
+NUMBER = r"(?:\d[\d.,]*|\b(?:twice|two|three|four|five|six|seven|eight|nine|ten|twenty|half|third|quarter|tenth))"
+UNIT = "times|as (?:long|fast)|of the time|tokens a second|nats|points|seconds?|minutes?|hours?|days?|m?s|[KMGTk]i?B"
+MEASURED = re.compile(
+    r"\[[+-]?[\d.]+, [+-]?[\d.]+\]|± ?\d\S*|(?<![\w.])\+\d\S*|\d\S*e-\d+|(?<=\| )\d+\.\d+(?= \|)|n = \d+|"
+    rf"{NUMBER}[ \n-](?:{UNIT})\b|{NUMBER} ?%(?!.{{1,11}}\binterval)|"
+    r"(?<!\w)\d+\.\d+ (?:of|instead|beside|against|less|more)\b",
+    re.DOTALL,
+)
+"""An interval, an error, a difference, a count of samples, a ratio, a number with a unit of quality, time or size."""
+GIVEN = {
+    "README.md": "17 GB, 17 MB",  # layers x heads x channels x tokens
+    "data/README.md": "16 MiB",
+    "docs/budgets.md": "0.15625, 0.15625, 0.1875, 0.15625, 0.25, 0.15625, 25 %",  # three ways to one size
+    "docs/evaluation.md": "70 %",
+    "docs/faq.md": "26 %, 15.6 %",  # of the first run's prompt, counted
+    "docs/launch.md": "20 %, 80 GB, 1 GB, 1e-5",
+    "docs/memory.md": "24 GB",
+    "docs/reading_report.md": "1 %",
+    "docs/real_models.md": "92 MB, 0.5 GB, 478 MB, 2.5 GB, 1,093 MB, 7.1 GB, 238 MB, 1.1 GB",  # sizes of files
+    "docs/serving.md": "16 kB, 60 seconds, 60 seconds, 0.1 seconds, ten seconds",
+    "docs/trained_arms.md": "7.8 %",
+}
+"""Settings, bounds and arithmetic that read as figures: what somebody chose, and nobody measured."""
+
+
+def figures(text: str) -> list[str]:
+    return MEASURED.findall(re.sub(PRINTED, "", text, flags=re.DOTALL | re.MULTILINE))
+
+
 def test_what_was_measured_is_printed_by_a_program():
-    """No interval, standard error or signed difference stands on a page but between a program's marks."""
-    by_hand = {}
-    for path in PAGES:
-        printed = r"<!-- ([\w ]+):start -->.*?<!-- \1:end -->|^```.*?^```$|`[^`\n]*`"
-        text = re.sub(printed, "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-        by_hand[path.name] = re.findall(r"\[[+-]?[\d.]+, [+-]?[\d.]+\]|± \d\S*|(?<![\w.])\+\d\S*", text)
-    assert {name: found for name, found in by_hand.items() if found} == {}
+    """A page states by hand no figure but those that are given."""
+    every = {*PAGES, *ROOT.glob("benchmarks/results/**/*.md")} - {ROOT / "benchmarks/results/packed_matrix.md"}  # made
+    found = {path.relative_to(ROOT).as_posix(): figures(path.read_text(encoding="utf-8")) for path in every}
+    assert {name: ", ".join(own) for name, own in found.items() if own} == GIVEN
+    for words in ("0.93 of the time", "47.6 tokens a second", "three\nminutes", "within 7 %", "796 MiB", "2.8e-5"):
+        assert len(figures(f"It took {words}, `0.93 of the time`, 4 groups of 16, a 95 % bootstrap interval.")) == 1
 
 
-def test_no_page_is_too_long():
-    lengths = {path.name: len(path.read_text(encoding="utf-8").split()) for path in PAGES}
-    assert {name: words for name, words in lengths.items() if words > 1500} == {}
-
-
-def test_counts_of_decoding_are_those_of_the_tests():
-    pytest.importorskip("triton", reason="triton is not installed")
-    drawn = f"{test_interpreter.SHARES * test_interpreter.DRAWN} drawn layers"
-    assert drawn in (DOCS / "decoding.md").read_text(encoding="utf-8")
-
-
-def named_paths(page: str) -> set[str]:
-    """What stands in backticks and is written as a file or folder."""
-    return {word for word in re.findall(r"`([\w./-]+)`", page) if word.endswith((".py", ".md", "/"))}
-
-
-def missing(page: str) -> list[str]:
-    places = (ROOT / PACKAGE, ROOT)
-    return sorted(path for path in named_paths(page) if not any((place / path).exists() for place in places))
+def test_pages_are_short():
+    """Words of a page, words and figures of README, where its Python begins, words of a sentence, pages by hand."""
+    texts = {path: path.read_text(encoding="utf-8") for path in PAGES}
+    assert {path.name: words for path, text in texts.items() if (words := len(text.split())) > 1500} == {}
+    assert len(texts[README].split()) <= 800
+    assert len(texts[README].partition("```python")[0].split()) <= 250
+    prose = re.sub(r"^```.*?^```$|\]\([^)]*\)|`[^`]*`|<!--.*?-->", "", texts[README], flags=re.DOTALL | re.MULTILINE)
+    assert len(re.findall(r"(?<![\w.:/-])\d[\d.,]*%?(?![\w-])", prose)) <= 25
+    for path, text in texts.items():
+        told = re.sub(rf"{PRINTED}|^[|#!<][^\n]*$", "", text, flags=re.DOTALL | re.MULTILINE)
+        sentences = re.findall(r"\w.*?[.:;?](?=\s)|\w.*?\n\n", told, re.DOTALL)
+        assert sum(len(each.split()) for each in sentences) <= 20 * max(len(sentences), 1), path
+    assert len([path for path in PAGES if DOCS in path.parents and ":::" not in texts[path]]) <= 45
 
 
 def test_every_path_of_the_architecture_exists():
-    assert len(named_paths(ARCHITECTURE)) > 40
-    assert missing(ARCHITECTURE) == []
-    assert missing("`types.py` and `engine/nowhere.py`, `nowhere/`") == ["engine/nowhere.py", "nowhere/"]
+    """What stands in backticks and is written as a file or folder; and every module that the changelog sends to."""
+    named = {word for word in re.findall(r"`([\w./-]+)`", ARCHITECTURE) if word.endswith((".py", ".md", "/"))}
+    assert len(named) > 40
+    assert [path for path in named if not ((ROOT / PACKAGE / path).exists() or (ROOT / path).exists())] == []
+    sent_to = re.findall(r"^\| `([\w.]+)` \| `", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert [name for name in sent_to if find_spec(f"{PACKAGE}.{name}") is None] == []
 
 
 def test_the_picture_shows_every_room():
@@ -151,18 +171,13 @@ SOURCES = [
     path for room in ("subtoken_train", "benchmarks", "docs", "checkpoints") for path in (ROOT / room).rglob("*.py")
 ]
 RECIPES = [path for path in (ROOT / "recipes").rglob("*") if path.suffix in (".yaml", ".py")]
-MADE_names = {"benchmarks/results/speed/gpu-suite.json", "recipes/catalogue.md"}
-"""Written by a program that has not run here, or only in the site's build."""
 
 
 def missing_names(text: str) -> list[str]:
     """Return the paths in a text that are neither files nor shipped recipes, placeholders (``NAME``) left out."""
     named = {name for name in PATH.findall(text) if not re.search(r"[A-Z]{3}", Path(name).stem) or "README" in name}
-    return sorted(name for name in named - MADE_names if not (ROOT / name).exists() and not _is_recipe(name))
-
-
-def _is_recipe(name: str) -> bool:
-    return name.startswith("recipes/") and shipped_recipe(Path(name).stem) is not None
+    absent = sorted(name for name in named - {"recipes/catalogue.md"} if not (ROOT / name).exists())  # the site has it
+    return [name for name in absent if not (name.startswith("recipes/") and shipped_recipe(Path(name).stem))]
 
 
 @pytest.mark.parametrize("files", [PAGES, SOURCES, RECIPES], ids=["pages", "sources", "recipes"])
@@ -190,14 +205,9 @@ def test_there_are_commands_to_check():
     assert [block.mark for block in blocks(README)] == ["needs", "needs", "run"]
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.place)
-def test_every_block_is_marked(block):
-    assert block.mark is not None, f"{block.place}: write <!-- run -->, <!-- needs: ... --> or <!-- shows --> above it"
-
-
-def test_what_runs_needs_no_placeholder():
-    """Nothing that a reader would have to replace."""
+def test_every_block_is_marked_and_what_runs_holds_nothing_to_replace():
     for block in BLOCKS:
+        assert block.mark, f"{block.place}: write <!-- run -->, <!-- needs: ... --> or <!-- shows --> above it"
         if block.mark == "run":
             assert re.findall(r"\b(?:DIR|PATH|FILE|NAME|OUT|RECIPE|ID)\b", block.text) == [], block.place
 
@@ -212,13 +222,6 @@ def test_options_are_known(place, argv):
     module.add_arguments(parser)
     check_options(parser, rest)
     parser.parse_args(rest)
-
-
-@pytest.mark.parametrize(("block", "words"), LINES)
-def test_shipped_files_are_there(block, words):
-    for word in words:
-        for name in SHIPPED.findall(word):
-            assert name in FETCHED or find_recipe(ROOT / name), f"{block.place}: {name}"
 
 
 @sampled("argv", COMMANDS_OF_RECIPES, every=4, ids=" ".join)
@@ -244,9 +247,11 @@ def test_python_names_exist(block: Block):
             assert all(hasattr(module, name.name) for name in node.names), block.place
 
 
-def test_other_programs_exist():
+def test_shipped_files_and_other_programs_are_there():
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for block, words in LINES:
+        for name in SHIPPED.findall(" ".join(words)):
+            assert name in FETCHED or find_recipe(ROOT / name), f"{block.place}: {name}"
         if words[0] == "make":
             assert words[1] in targets, block.place
         if words[0] == "python" and words[1] == "-m":

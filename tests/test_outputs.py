@@ -212,7 +212,7 @@ _WRITES = re.compile(
 )
 _INTO = {
     "the one place": "outputs",
-    "new_folder": "artifact/fetch cli/axes evaluation/diagnostics evaluation/eviction_diagnosis",
+    "new_folder": "artifact/fetch cli/axes evaluation/diagnostics",
     "whole_folder": "artifact/folder artifact/whole_folder cli/init datasets/english datasets/scenes",
     "whole_file": "cli/generate inference/cache_file",
     "bytes in memory": "calibrating/heads cli/fit_course evaluation/charts plugins/lmms_eval",

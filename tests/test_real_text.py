@@ -81,6 +81,7 @@ def test_the_table_of_all_arms_and_the_pages_are_of_the_records():
     assert shown(readme, "real") == real_results.facts_table(rows, real_results.README, losses=False)
     assert shown(page, "real") == real_results.facts_table(rows, real_results.PAGE, losses=True)
     assert (shown(page, "ruler"), shown(readme, "speed")) == (real_results.tasks_table(rows), real_results.speed())
+    assert shown(readme, "commands") == real_results.commands()
     assert len(real_results.PAGE) <= 12 >= len(real_results.TASKS)
 
 
@@ -127,7 +128,7 @@ def test_the_page_the_picture_and_what_the_command_reads_are_of_the_records():
     models = {name: real_frontier.blind(name) for name in real_text.NAMES}
     assert all("full cache" in records for records in models.values())
     found, names = real_frontier.measured(models), list(real_text.NAMES)
-    assert shown(real_frontier.PAGE, "frontier") == real_frontier.table(found, names)
+    assert shown(real_frontier.CHOOSING, "frontier") == real_frontier.table(found, names)
     own = real_frontier.shipped(
         text=(real_text.NAMES, real_frontier.winners(found, names)), tasks=real_frontier.measured_on_tasks()
     )

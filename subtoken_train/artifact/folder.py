@@ -1,13 +1,13 @@
 """Identities, and the adapter folder: write, read, and read the one that stage 2 of two-stage training starts from.
 
-``adapter_config.json`` and ``adapter_model.safetensors`` load with plain peft, and so does the LoRA on ``o_proj`` in
-``output/``; ``router.safetensors`` holds the routers, which peft would drop or double silently. A *merged* folder holds
-a whole transformers checkpoint in the place of the LoRA. No pickle, no remote code.
+``adapter_config.json`` and ``adapter_model.safetensors`` load with plain peft, as the LoRA on ``o_proj`` in
+``output/``; ``router.safetensors`` holds the routers, which peft would drop or double. A *merged* folder holds a whole
+checkpoint.
 
 READING. The paper (section 4.4) says that "the LoRA-adapted VLM backbone and token-level anchor are first trained and
-fixed", not at which token keep ratio. Three adapters fit these words: token-only, trained under stage 2's reducer
-(``SAME_TOKENS``, the default); LoRA trained without a token reducer (``LORA_ONLY``); token-only under the same reducer
-at the keep ratio that has stage 2's bytes (``MATCHED_ANCHOR``). ``check``, ``fit`` and the card say which it is.
+fixed", not at which keep ratio. Three adapters fit: token-only under stage 2's reducer (``SAME_TOKENS``, the default);
+LoRA without a reducer (``LORA_ONLY``); token-only at stage 2's bytes (``MATCHED_ANCHOR``). ``check``, ``fit`` and the
+card say which it is.
 """
 
 import hashlib
@@ -61,15 +61,13 @@ def identify(family: Family, config: BackboneConfig) -> Identity:
 def check_identity(wanted: Identity, found: Identity) -> None:
     """Raise ``ValueError`` if an adapter meets a backbone of another architecture, or one of a GGUF file another."""
     if wanted.digest != found.digest:
-        raise ValueError(
-            f"the adapter was trained on {wanted.path!r} ({wanted.model_type}, {wanted.digest[:12]}), but the backbone "
-            f"is {found.path!r} ({found.model_type}, {found.digest[:12]}); load the backbone that it names"
-        )
+        ours, here = (f"{each.path!r} ({each.model_type}, {each.digest[:12]})" for each in (wanted, found))
+        other = f"the adapter was trained on {ours}, but the backbone is {here}"
+        raise ValueError(f"{other}; load the backbone that it names")
     if (file := wanted.revision or "").startswith(_FILE) and found.revision != file:
-        raise ValueError(
-            f"the adapter was trained on the GGUF file {wanted.path!r} ({file[:19]}), and {found.path!r} is not that "
-            f"file ({(found.revision or 'no GGUF file')[:19]}); load the file that it names"
-        )
+        ours, here = f"{wanted.path!r} ({file[:19]})", (found.revision or "no GGUF file")[:19]
+        words = f"the adapter was trained on the GGUF file {ours}, and {found.path!r} is not that file ({here})"
+        raise ValueError(f"{words}; load the file that it names")
 
 
 _FILE = "sha256-"
@@ -140,19 +138,15 @@ def check_same_model(wanted: ModelIdentity, found: ModelIdentity) -> None:
     theirs, ours = wanted.backbone, found.backbone
     if theirs.digest != ours.digest or wanted.weights != found.weights:
         why = "an architecture of its own" if theirs.digest != ours.digest else "other weights"
-        raise ValueError(
-            f"the cache was made by the backbone {shown(theirs.path)} ({shown(theirs.model_type)}, "
-            f"{wanted.weights[:12]}), and this one is {shown(ours.path)} ({ours.model_type}, {found.weights[:12]}), "
-            f"with {why}; load the backbone that made it"
-        )
+        made = f"the backbone {shown(theirs.path)} ({shown(theirs.model_type)}, {wanted.weights[:12]})"
+        here = f"this one is {shown(ours.path)} ({ours.model_type}, {found.weights[:12]}), with {why}"
+        raise ValueError(f"the cache was made by {made}, and {here}; load the backbone that made it")
     if wanted.adapter != found.adapter:
         made, here = (f"adapter {x[:12]}" if x else "no adapter" for x in (wanted.adapter, found.adapter))
         raise ValueError(f"the cache was made with {made}, and this model has {here}; load the adapter that made it")
     if wanted.tokenizer is not None and wanted.tokenizer != found.tokenizer:
-        raise ValueError(
-            f"the cache was made with another tokenizer ({wanted.tokenizer[:12]}, here {str(found.tokenizer)[:12]}), "
-            "which turns a question into other tokens; load the tokenizer that made it, or compress again"
-        )
+        words = f"the cache was made with another tokenizer ({wanted.tokenizer[:12]}, here {str(found.tokenizer)[:12]})"
+        raise ValueError(f"{words}; load the tokenizer that made it, or compress again")
 
 
 def _digest(settings: list[Any], tensors: Iterable[tuple[str, Tensor]]) -> str:
@@ -215,10 +209,8 @@ def read_adapter(
 ) -> tuple[AdapterConfig, CompressedBackbone, PeftModel | None]:
     """Load backbone (from elsewhere, if one is given), LoRA and routers, strictly in both directions.
 
-    ``layout`` leaves the backbone without weights, on the meta device: enough to write the adapter again.
-
-    Returns:
-        Configuration, model, and the ``PeftModel`` around it; None for a merged folder, its own backbone without LoRA.
+    ``layout`` leaves the backbone without weights, on the meta device: enough to write the adapter again. Returns
+    configuration, model, and the ``PeftModel`` around it; None for a merged folder.
     """
     config = read_config(folder)
     source = backbone or config.backbone
@@ -301,18 +293,14 @@ def write_merged(
 def check_mergeable(backbone: CompressedBackbone) -> None:
     """Raise ``ValueError`` if a LoRA sits on no floating-point numbers, or must be left out for ranking."""
     if backbone.reducer.frozen_scout:
-        raise ValueError(
-            "cannot merge an adapter whose reducer ranks by the backbone alone (reducer.ranking: frozen): merged "
-            "weights cannot run without the LoRA; export it without --merge-lora"
-        )
+        words = "the reducer ranks by the backbone alone (reducer.ranking: frozen), which merged weights cannot run"
+        raise ValueError(f"cannot merge: {words}; export the adapter without --merge-lora")
     for name, module in backbone.model.named_modules():
         base = getattr(module, "base_layer", None)
         if base is not None and not base.weight.is_floating_point():
-            kind = str(base.weight.dtype).removeprefix("torch.")
-            raise ValueError(
-                f"cannot merge into a quantised backbone ({name} holds {kind}): rounding would change what was "
-                "trained; export the adapter without --merge-lora, or name an unquantised copy with --backbone"
-            )
+            words = f"a quantised backbone ({name} holds {str(base.weight.dtype).removeprefix('torch.')})"
+            instead = "export the adapter without --merge-lora, or name an unquantised copy with --backbone"
+            raise ValueError(f"cannot merge into {words}: rounding would change what was trained; {instead}")
 
 
 SAME_TOKENS = "token-only, under the same reducer"
@@ -362,10 +350,8 @@ def read_first_stage(
         total = replace(routing.token_budget, keep_ratio=reducer.keep_ratio).exact_total
         if total <= Fraction(str(config.reducer.keep_ratio)) < total + ONE_TOKEN:
             return FirstStage(folder, config, MATCHED_ANCHOR)
-    raise ValueError(
-        f"stage2.adapter {folder} was trained with {', '.join(differing)}; stage 1 has the recipe's reducer, or "
-        "none (lora_only), or is the matched anchor"
-    )
+    instead = "stage 1 has the recipe's reducer, or none (lora_only), or is the matched anchor"
+    raise ValueError(f"stage2.adapter {folder} was trained with {', '.join(differing)}; {instead}")
 
 
 def _differing(group: str, trained: Any, recipe: Any) -> list[str]:

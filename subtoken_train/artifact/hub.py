@@ -10,17 +10,7 @@ from pathlib import Path
 
 import httpx2
 from huggingface_hub import HfApi, constants, get_token, hf_hub_download, snapshot_download, try_to_load_from_cache
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    LocalTokenNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub import errors as hf
 
 from subtoken_train.artifact.whole_folder import CONFIG_FILE, PICTURE_FILE, RECIPE_FILE
 from subtoken_train.errors import refuse, shell_words
@@ -35,7 +25,8 @@ NO_TOKEN = (
 )
 BAD_TOKEN = "the Hub does not know this token (401): run 'hf auth login' again, or correct HF_TOKEN"
 OFFLINE = "HF_HUB_OFFLINE is set, so the Hub cannot be reached; unset it"
-KNOWN = (HfHubHTTPError, httpx2.HTTPError, OfflineModeIsEnabled, LocalEntryNotFoundError, LocalTokenNotFoundError)
+_UNASKED = hf.OfflineModeIsEnabled, hf.LocalEntryNotFoundError, hf.LocalTokenNotFoundError
+KNOWN = (hf.HfHubHTTPError, httpx2.HTTPError, *_UNASKED)
 """Errors that ``worded`` understands."""
 _OURS = ["*.safetensors", "*.safetensors.index.json", "*.json", RECIPE_FILE, PICTURE_FILE]
 """Files of an earlier push, which would disagree with a new one's."""
@@ -102,29 +93,21 @@ def check_destination(destination: Destination) -> None:
     """Ask the Hub, without changing anything, whether ``push_folder`` would be allowed."""
     repo_id = destination.repo_id
     check_name(repo_id)
-    if get_token() is None:
-        raise ValueError(NO_TOKEN)
+    refuse((get_token() is None, NO_TOKEN))
     api = HfApi()
     with hub_errors(repo_id):
         user = api.whoami()
-        allowed, whose = (
-            [user["name"], *(org["name"] for org in user.get("orgs", []))],
-            f"the token of {user['name']!r}",
-        )
-        names, role = (
-            ", ".join(f"{name}/..." for name in allowed),
-            user.get("auth", {}).get("accessToken", {}).get("role"),
-        )
-        stranger = repo_id.split("/", maxsplit=1)[0] not in allowed
+        allowed, whose = [each["name"] for each in (user, *user.get("orgs", []))], f"the token of {user['name']!r}"
+        names, role = "/..., ".join(allowed), user.get("auth", {}).get("accessToken", {}).get("role")
         refuse(
-            (stranger, f"{whose} may not write to {repo_id}; allowed: {names}"),
+            (repo_id.partition("/")[0] not in allowed, f"{whose} may not write to {repo_id}; allowed: {names}/..."),
             (role == "read", f"{whose} can only read; use one that can write to {repo_id}"),
         )
         try:
             info = api.model_info(repo_id)
-        except GatedRepoError:
+        except hf.GatedRepoError:
             raise
-        except RepositoryNotFoundError:
+        except hf.RepositoryNotFoundError:
             return  # it will be made
         api.auth_check(repo_id, write=True)
     if destination.private and not info.private:
@@ -154,7 +137,7 @@ def hub_errors(repo_id: str, revision: str | None = None) -> Iterator[None]:
     """Turn an error of the client into a ``ValueError`` that says what to do; other errors pass."""
     try:
         yield
-    except HFValidationError as error:
+    except hf.HFValidationError as error:
         raise ValueError(f"{repo_id!r} is not a valid Hub name ({error}); write user/name") from error
     except KNOWN as error:
         raise ValueError(worded(error, repo_id, revision)) from error
@@ -169,28 +152,28 @@ def worded(error: BaseException, repo_id: str, revision: str | None = None) -> s
     offline = silence() or OFFLINE  # who decided that nothing is asked
     words = f"no answer from {constants.ENDPOINT} ({type(error).__name__}: {error}); check the network"
     match error:
-        case LocalTokenNotFoundError():
+        case hf.LocalTokenNotFoundError():
             words = NO_TOKEN
-        case GatedRepoError():
+        case hf.GatedRepoError():
             words = f"{repo_id} is gated: ask for access at {constants.ENDPOINT}/{repo_id}, then 'hf auth login'"
-        case RevisionNotFoundError():
+        case hf.RevisionNotFoundError():
             words = f"{repo_id} has no revision {revision!r}; name a branch, a tag or a commit of it"
-        case OfflineModeIsEnabled():
+        case hf.OfflineModeIsEnabled():
             words = offline
-        case LocalEntryNotFoundError(__cause__=cause):
+        case hf.LocalEntryNotFoundError(__cause__=cause):
             reason = worded(cause, repo_id, revision) if isinstance(cause, KNOWN) else offline
             name = repo_id if revision is None else f"{repo_id}@{revision}"
             words = f"there is no folder {name} here, and {name} is not in the local cache ({constants.HF_HUB_CACHE})"
             words = f"{words}: {reason}"
-        case HfHubHTTPError():
+        case hf.HfHubHTTPError():
             words = _status(error, repo_id)
     return words
 
 
-def _status(error: HfHubHTTPError, repo_id: str) -> str:
+def _status(error: hf.HfHubHTTPError, repo_id: str) -> str:
     """Return the message for an answer of the Hub that is an error."""
     status, said = error.response.status_code, f": {error.server_message}" if error.server_message else ""
-    if status == 401 and not isinstance(error, RepositoryNotFoundError):
+    if status == 401 and not isinstance(error, hf.RepositoryNotFoundError):
         return BAD_TOKEN
     if status in (401, 404):
         unseen = f"{repo_id} is not on the Hub, or this token may not see it ({status})"
@@ -222,19 +205,18 @@ def find_adapter(name: str | Path, revision: str | None = None) -> Path | None:
     """Return ``adapter_folder``, or None for what is no adapter: a backbone, or a missing folder."""
     check_fetched(str(name))
     if not is_hub_id(str(name)):
-        if revision is not None:
-            raise ValueError(f"revision {revision!r} is for Hub ids, and {name} is a folder; leave it out")
+        refuse((revision is not None, f"revision {revision!r} is for Hub ids, and {name} is a folder; leave it out"))
         return adapter_in(Path(resolve(str(name))))
     check_revision(revision)
     repo_id = str(name)
     with hub_errors(repo_id, revision), hub_asked():
         try:
             hf_hub_download(repo_id, CONFIG_FILE, revision=revision)
-        except LocalEntryNotFoundError:
+        except hf.LocalEntryNotFoundError:
             if isinstance(try_to_load_from_cache(repo_id, "config.json", revision=revision), str):
                 return None  # a backbone in the cache
             raise
-        except EntryNotFoundError:
+        except hf.EntryNotFoundError:
             return None
         return Path(snapshot_download(repo_id, revision=revision, allow_patterns=_FILES))
 

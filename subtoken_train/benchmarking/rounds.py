@@ -166,7 +166,7 @@ def measure(
     clock: Clock = time.perf_counter,
     ran: Callable[[], object] = lambda: None,
 ) -> dict[str, SideFigures]:
-    """All figures of all sides, by name; ``ran`` is called after every run of a side, for its memory or of a round."""
+    """Measure all sides, by name; ``ran`` is called after every run of a side, for its memory or of a round."""
     figures, by_name = dict[str, SideFigures](), {side.name: side for side in sides}
     for side in sides:
         figures[side.name] = hold(side, new_tokens)

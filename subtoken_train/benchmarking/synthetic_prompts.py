@@ -153,7 +153,7 @@ class Shrink:
     """The reductions of an architecture.
 
     Attributes:
-        layers: of the language model; None: all.
+        layers: of the language model, at most; None: all.
         narrower: divides widths and numbers of heads of the language model (heads keep their width); the tower then has
             as many layers as the language model. Other model types than ``_TOWERS`` stay as they are.
     """
@@ -162,13 +162,10 @@ class Shrink:
     narrower: int = 1
 
     def apply(self, config: Any) -> None:
-        """Change a backbone's configuration in place; more layers than there are raise a ``ValueError``."""
+        """Change a backbone's configuration in place."""
         text = config.get_text_config()
         if self.layers is not None:
-            if self.layers > text.num_hidden_layers:
-                most = text.num_hidden_layers
-                raise ValueError(f"--layers {self.layers}: the model has {most}; give {most} or fewer")
-            text.num_hidden_layers = self.layers
+            text.num_hidden_layers = min(self.layers, text.num_hidden_layers)
             if getattr(text, "layer_types", None):
                 text.layer_types = text.layer_types[: self.layers]
         if self.narrower > 1 and config.model_type in _TOWERS:

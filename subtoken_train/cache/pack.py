@@ -22,7 +22,7 @@ from subtoken_train.kernels.choice import choose_kernel
 from subtoken_train.kernels.formats import MODEL, Format, Payload
 from subtoken_train.kernels.row_table import DTYPES
 from subtoken_train.kernels.storage import Block, BlockPart, PageIndex, RoutedValues, pack_bits
-from subtoken_train.types import CutKeys, LayerPlan, Layout
+from subtoken_train.types import LayerPlan, Layout
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,15 @@ class PlanMarks:
     flags_RSM: Tensor | None  # what each entry stores of its value, bool, by S bits; None: no value is cut
     piece_bit: Tensor | None  # which of the bits rules each piece, int32 [P]
     bit_of: list[int]  # the same on the host
-    cut: CutKeys | None
+    valid_RM: Tensor  # entries that any head of the row's sample keeps, bool
+    channels: int  # of a cut key; 0: none is cut
 
     def numbers(self) -> Tensor:
-        """Count each row's entries by kind, the set bits of routed ones, and a cut key's channels, [R, n]."""
-        counted = [torch.stack([kind.marks_RM for kind in self.kinds], 1)]
+        """Count each row's entries, its own by kind, and the set bits of routed ones, [R, n]."""
+        counted = [torch.stack([self.valid_RM, *(kind.marks_RM for kind in self.kinds)], 1)]
         if self.flags_RSM is not None:
             counted += [self.flags_RSM & kind.marks_RM[:, None] for kind in self.kinds if kind.routed]
-        counts_Rn = (counted[0] if len(counted) == 1 else torch.cat(counted, 1)).sum(-1)
-        if self.cut is None:
-            return counts_Rn
-        return torch.cat([counts_Rn, self.cut.channels_Bhd[0, 0].sum().expand(len(counts_Rn), 1)], -1)
+        return (counted[0] if len(counted) == 1 else torch.cat(counted, 1)).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -62,9 +60,9 @@ class RowCounts:
     """``PlanMarks.numbers`` on the host: by row the entries of each kind, by routed kind those that store each bit."""
 
     marks: PlanMarks
+    longest: int  # entries that a sample keeps at most
     kinds: list[tuple[int, ...]]
     bits: list[list[list[int]]]
-    channels: int
 
 
 def plan_marks(plan: LayerPlan, kv_heads: int, width: int, layout: Layout, form: Format = MODEL) -> PlanMarks:
@@ -99,18 +97,16 @@ def plan_marks(plan: LayerPlan, kv_heads: int, width: int, layout: Layout, form:
             early_RM = kind.marks_RM.cumsum(-1) <= form.rounded(kind.marks_RM.sum(-1, keepdim=True))
             kinds.append(replace(kind, marks_RM=kind.marks_RM & early_RM))
             kinds.append(replace(kind, marks_RM=kind.marks_RM & ~early_RM, form=MODEL))
-    return PlanMarks(each_head(rows_BM), kinds, flags_RSM, piece_bit, bit_of, plan.cut_keys)
+    channels = 0 if plan.cut_keys is None else plan.cut_keys.kept
+    return PlanMarks(each_head(rows_BM), kinds, flags_RSM, piece_bit, bit_of, each_head(valid_BM), channels)
 
 
 def read_counts(
-    plans: Sequence[LayerPlan], kv_heads: int, width: int, layout: Layout, form: Format = MODEL
+    plans: Sequence[LayerPlan], kv_heads: int, width: int, layout: Layout, forms: Sequence[Format]
 ) -> list[RowCounts]:
-    """Sort the entries of all layers (or one) by how they are stored, and read how many there are, all at once."""
-    own = [form.in_layer(layer, len(plans)) for layer in range(len(plans))]
-    marks = [plan_marks(plan, kv_heads, width, layout, each) for plan, each in zip(plans, own, strict=True)]
+    """Sort the entries of layers by how their own formats store them, and read how many there are, all at once."""
+    marks = [plan_marks(plan, kv_heads, width, layout, own) for plan, own in zip(plans, forms, strict=True)]
     numbers = [each.numbers() for each in marks]
-    if not numbers:
-        return []
     flat = iter(torch.cat([each.flatten().to(numbers[0].device) for each in numbers]).tolist())
     rows = [[[next(flat) for _ in range(each.shape[1])] for _ in range(each.shape[0])] for each in numbers]
     return [_counts(own, each) for own, each in zip(marks, rows, strict=True)]
@@ -119,13 +115,9 @@ def read_counts(
 def _counts(marks: PlanMarks, rows: list[list[int]]) -> RowCounts:
     num_kinds, routed = len(marks.kinds), sum(kind.routed for kind in marks.kinds)
     bits = 0 if marks.flags_RSM is None else marks.flags_RSM.shape[1]
-    starts = [num_kinds + bits * i for i in range(routed)]
-    return RowCounts(
-        marks,
-        [tuple(row[:num_kinds]) for row in rows],
-        [[row[start : start + bits] for row in rows] for start in starts],
-        0 if marks.cut is None else rows[0][-1],
-    )
+    starts = [1 + num_kinds + bits * i for i in range(routed)]
+    by_bit = [[row[start : start + bits] for row in rows] for start in starts]
+    return RowCounts(marks, max(row[0] for row in rows), [tuple(row[1 : 1 + num_kinds]) for row in rows], by_bit)
 
 
 def _bit_of(num_groups: int, kv_heads: int, width: int, layout: Layout) -> list[int]:
@@ -156,11 +148,6 @@ class Packing:
     form: Format = MODEL
     feedback_Bhdd: Tensor | None = None
 
-    def feedback(self, plan: LayerPlan) -> Tensor | None:
-        """Return the feedback by the rows of a plan's storage, [R, c, d, d]."""
-        own = self.feedback_Bhdd
-        return own if own is None or plan.heads_BNh is None else own.flatten(0, 1)[:, None]
-
 
 def pack_layer(
     key_BhNd: Tensor,
@@ -177,13 +164,14 @@ def pack_layer(
     they are read now. ``fill_BV``: what pieces that are not stored read as, [B or 1, h * d]; stored ones go without it.
     """
     _, kv_heads, length, width = key_BhNd.shape
-    counts = counts or read_counts([plan], kv_heads, width, packing.layout, packing.form)[0]
+    counts = counts or read_counts([plan], kv_heads, width, packing.layout, [packing.form])[0]
     marks = counts.marks if counts.marks.rows_RM.device == key_BhNd.device else on_device(counts.marks, key_BhNd.device)
-    num_rows, feedback = len(marks.rows_RM), packing.feedback(plan)
+    num_rows, feedback = len(marks.rows_RM), packing.feedback_Bhdd
+    feedback = feedback if feedback is None else feedback.reshape(num_rows, -1, width, width)
     keys, values = (x.reshape(num_rows, -1, length, width) for x in (key_BhNd, value_BhNd))
     fill = None if fill_BV is None else fill_BV.expand(len(key_BhNd), -1).reshape(num_rows, -1, 1, width)
     places_RN = None if position_BN is None else position_BN.int().repeat_interleave(num_rows // len(key_BhNd), 0)
-    channels_Rck = _channels(plan, counts.channels)
+    channels_Rck = _channels(plan)
     alike = _alike(counts.kinds)
     beside = packing.form, alike, channels_Rck, position_BN, fill
     if (fused := _fused((key_BhNd, value_BhNd), counts, marks, *beside)) is not None:
@@ -245,7 +233,7 @@ def _fused(
     """Return the blocks that one launch writes; None where the kernel does not run, or not for these."""
     (key, value), device, width = states, states[0].device, states[0].shape[3]
     pieces = len(marks.bit_of) * len(marks.rows_RM) // math.prod(key.shape[:2]) or 1  # of a head
-    whole = all(each % form.per_code == 0 for each in (width, width // pieces, counts.channels))
+    whole = all(each % form.per_code == 0 for each in (width, width // pieces, marks.channels))
     served = "triton_pack" in form.kernels and key.dtype == value.dtype in DTYPES and whole and width <= 256
     if not served or choose_kernel(device.type).path != "triton":
         return None
@@ -287,7 +275,7 @@ def _room(
         scale = torch.empty(*rows, 1, dtype=torch.float16, device=device) if form.rounds else None
         return Payload(data, scale, like.dtype, form)
 
-    keys = payload(rows, counts.channels if kind.cut else width)
+    keys = payload(rows, marks.channels if kind.cut else width)
     columns = [(size, 0), (int(kind.cut), 0), _by_row(keys.data), _by_row(keys.scale)]
     if not kind.routed:
         values = payload(rows, width)
@@ -317,13 +305,14 @@ def _sent(numbers: list[int], dtype: torch.dtype, device: torch.device) -> Tenso
     return torch.frombuffer(array("q", numbers), dtype=torch.int64).to(device, dtype, non_blocking=True)
 
 
-def _channels(plan: LayerPlan, count: int) -> Tensor | None:
-    """Return the numbers of the ``count`` channels that cut keys keep, [R, c, k]; None where no key is cut."""
+def _channels(plan: LayerPlan) -> Tensor | None:
+    """Return the numbers of the channels that cut keys keep, [R, c, k]; None where no key is cut."""
     if plan.cut_keys is None:
         return None
+    assert plan.cut_keys.channels_Bhd is not None
     batch, heads, width = plan.cut_keys.channels_Bhd.shape
-    found = torch.nonzero_static(plan.cut_keys.channels_Bhd, size=batch * heads * count)[:, 2]
-    channels_Bhk = found.view(batch, heads, count).to(torch.uint8 if width <= 256 else torch.int16)
+    found = torch.nonzero_static(plan.cut_keys.channels_Bhd, size=batch * heads * plan.cut_keys.kept)[:, 2]
+    channels_Bhk = found.view(batch, heads, -1).to(torch.uint8 if width <= 256 else torch.int16)
     return channels_Bhk if plan.heads_BNh is None else channels_Bhk.flatten(0, 1)[:, None]
 
 

@@ -48,6 +48,7 @@ from subtoken_train.inference.batched import in_batches
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import contexts_of
 from subtoken_train.inference.text_prompts import EncodedText, text_batch
+from subtoken_train.routing.shares import head_shares
 from subtoken_train.types import Batch, Region, Turn
 from subtoken_train.view.method import setting
 
@@ -397,11 +398,6 @@ class BudgetCalibrator(Calibrator):
                 hidden_BND = mixed_hidden(family, family.embed(prompt), family.positions(prompt), fading)
                 states.append(family.logits(hidden_BND[fading.later_BN]))
         return distillation_loss(states[1], states[0], 1.0) / len(states[0])
-
-
-def head_shares(logit_Lh: Tensor) -> Tensor:
-    """Return shares of a mean budget, [L, h], whose mean is 1."""
-    return logit_Lh.flatten().softmax(0).view_as(logit_Lh) * logit_Lh.numel()
 
 
 @torch.no_grad()

@@ -243,7 +243,7 @@ class BearableCuts(DecoderReducer):
         CompressedBackbone(backbone.family, self).eval().run(batch, force_gather=True)
 
     def shares(self, backbone: CompressedBackbone, batch: Batch, alpha: float) -> Tensor:
-        """Share of its visual tokens that each layer holds, fp64 [P, L] of the samples with an image."""
+        """Return the share of its visual tokens that each layer holds, fp64 [P, L] of the samples with an image."""
         self.alpha[0] = alpha
         self.run(backbone, batch)
         first_B = (batch.regions_BN == Region.VISUAL).sum(-1)

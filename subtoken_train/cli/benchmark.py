@@ -49,7 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", metavar="ID|PATH", help="a backbone alone")
     add("--backbone", metavar="PATH", help="with --adapter: where its backbone is")
     add("--random", action="store_true", help="initialise the backbone's weights at random instead of reading them")
-    add("--layers", type=int, metavar="N", help="with --random: number of layers of the language model")
     lengths = "prompt length in tokens (default: one image, or 2048 for text)"
     add("--lengths", type=int, nargs="+", metavar="N", help=lengths)
     add("--batch-sizes", type=int, nargs="+", metavar="B", help="prompts at a time (default: 1)")
@@ -150,10 +149,10 @@ def _head(args: argparse.Namespace, source: BenchmarkSource, subject: Subject) -
     protocol = "Table 8" if args.table8 else "appendix C.1" if args.peak_memory else None
     arm = subject.words if protocol is None else f"the arms of {protocol}"
     lora = "with LoRA" if protocol or hasattr(family.model, "peft_config") else "without LoRA"
-    place, cut = hardware(), "" if args.layers is None else " (--layers)"
+    place = hardware()
     where = place["gpu"] if on_gpu else place["cpu"]
     return {
-        "title": f"{source.words}: {arm}; {weights}, {lora}, {layers} layers{cut}, {dtype} on {where}",
+        "title": f"{source.words}: {arm}; {weights}, {lora}, {layers} layers, {dtype} on {where}",
         "hardware": place,
         "versions": environment(),
         **{"device": str(family.device), "dtype": dtype, "random": args.random, "layers": layers},
@@ -170,13 +169,9 @@ def _check(args: argparse.Namespace) -> None:
         (args.backbone and not args.adapter, backbone),
         (len(given) != 1, f"give one of --adapter DIR, --config RECIPE and --model PATH; got {found}"),
     )
-    check_counts(args, "new_tokens", "layers", "pairs", "lengths", "batch_sizes")
-    layers = "--layers shortens a randomly initialised backbone: it needs --random, and no --adapter"
+    check_counts(args, "new_tokens", "pairs", "lengths", "batch_sizes")
     together = "--table8 and --peak-memory are protocols of their own; leave one of them out"
-    refuse(
-        (args.layers is not None and (not args.random or args.adapter), layers),
-        (args.table8 and args.peak_memory, together),
-    )
+    refuse((args.table8 and args.peak_memory, together))
     if args.table8 or args.peak_memory:
         fixed = ["lengths", "batch_sizes", "reducer", "keep_ratio", "selector", "groups", "eviction", "key_channels"]
         fixed += ["key_axes", "merge", "rerotate", "kv_dtype", "prefill_chunk"]
@@ -200,8 +195,8 @@ def _settle(args: argparse.Namespace, on_gpu: bool) -> Shrink:
         args.dtype = args.dtype or (protocol.DTYPE if on_gpu else protocol.SCALED_DTYPE)
     args.new_tokens = args.new_tokens or NEW_TOKENS
     if follows and args.random and not on_gpu:
-        return Shrink(args.layers or protocol.SCALED_LAYERS, protocol.SCALED_NARROWER)
-    return Shrink(args.layers)
+        return Shrink(protocol.SCALED_LAYERS, protocol.SCALED_NARROWER)
+    return Shrink()
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,7 @@ recipe is right but this machine or its output folder stands in the way, as the 
 --machine, or 'subtoken-train env', prints versions and hardware alone, for bug reports; --json as one JSON object."""
 
 OFFLINE, MACHINE, JSON = "--offline", "--machine", "--json"
-PACKAGES: tuple[str, ...] = ("torch", "lightning", "transformers", "peft", "datasets", "torchmetrics")
-PACKAGES += ("bitsandbytes", "deepspeed", "triton")
+PACKAGES = ("torch", "lightning", "transformers", "peft", "datasets", "bitsandbytes", "deepspeed", "triton")
 
 
 def run_raw(argv: list[str]) -> int:

@@ -19,8 +19,7 @@ from subtoken_train.cli.trainer_parts import KINDS
 from subtoken_train.datasets.chats import asked_words, chat_sample, reads_chats, wholly_read
 from subtoken_train.datasets.collate import EncodedSample, encode
 from subtoken_train.datasets.corpus import load_rows
-from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
-from subtoken_train.datasets.datamodule import InstructionDataModule, RecallDataModule
+from subtoken_train.datasets.datamodule import CorpusDataModule, InstructionDataModule, RecallDataModule
 from subtoken_train.datasets.image_sources import count_named, open_picture
 from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.datasets.records import InstructionRecords, Record

@@ -12,9 +12,10 @@ from itertools import takewhile
 from math import inf
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import instead, refuse, unknown_name
 from subtoken_train.evictions import EVICTIONS, WRAPPERS
 from subtoken_train.reducers import REDUCERS
+from subtoken_train.resources import find_recipe
 from subtoken_train.settings import ARM_SETTINGS, FLAGGED, ArmSettings
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ def check_options(parser: ArgumentParser, argv: Sequence[str]) -> None:
     for token in takewhile(lambda token: token != "--", argv):
         name = token.split("=", 1)[0]
         if name.startswith("--") and name not in known and " " not in name:
+            words = instead(parser.prog.rpartition(" ")[2], name)
+            refuse((words, f"unknown option {name!r}; {words}"))
             raise unknown_name("option", name, (option for option in known if option.startswith("--")))
 
 
@@ -100,7 +103,7 @@ def split_words(argv: list[str]) -> Words:
         word, place = argv[place], place + 1
         name, equals, text = word.partition("=")
         if not _is_option(word):
-            is_recipe = word.endswith((".yaml", ".yml"))
+            is_recipe = word.endswith((".yaml", ".yml")) or find_recipe(word)
             hint = f"a recipe is passed as --config {word}" if is_recipe else "options start with --"
             raise ValueError(f"unexpected argument {word!r}; {hint}")
         value = text if equals else "true" if name.removeprefix("--") in FLAGS else None

@@ -14,7 +14,7 @@ from subtoken_train.cli.command_line import check_counts, check_unused
 from subtoken_train.cli.terminal import quiet_libraries
 from subtoken_train.datasets.known_files import MIX665K, MIX665K_RECORDS
 from subtoken_train.documents import parse_yaml
-from subtoken_train.errors import MAX_SEED, check_range, plain, unknown_name
+from subtoken_train.errors import MAX_SEED, check_range, first_names, plain, unknown_name
 from subtoken_train.outputs import check_new, write_whole
 
 if TYPE_CHECKING:
@@ -56,8 +56,7 @@ MIX665K_SOURCES = {
 }
 WIKITEXT = "wikitext-103-raw-v1"
 WIKITEXT_ROWS = {"train": 1_801_350, "validation": 3_760, "test": 4_358}
-_FIRST, _KINDS = 3, 8
-"""Missing images of a folder, and kinds of samples, that are printed."""
+_FIRST = 3  # missing images of a folder that are printed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -223,10 +222,9 @@ def _check_task(name: str, root: Path | None, options: Sequence[str], limit: int
     samples = task.samples()
     if samples:
         images, kinds = sum(len(sample.images) for sample in samples), Counter(sample.kind for sample in samples)
-        shown = ", ".join(f"{kind} {count:,}" for kind, count in kinds.most_common(_KINDS))
-        more = f", and {len(kinds) - _KINDS} more" if len(kinds) > _KINDS else ""
+        shown = first_names([f"{kind} {count:,}" for kind, count in kinds.most_common()])
         name, asked = samples[0].id, samples[0].prompt
-        lines = [f"{task.source or task.name}: {len(samples):,} samples, {images:,} images", f"  kinds: {shown}{more}"]
+        lines = [f"{task.source or task.name}: {len(samples):,} samples, {images:,} images", f"  kinds: {shown}"]
         lines.append(f"  first, {name!r}: {asked if len(asked) <= 300 else asked[:150] + ' ... ' + asked[-150:]!r}")
         print(*map(plain, lines), sep="\n")
     check_complete(task, samples, limit)

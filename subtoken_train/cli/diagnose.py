@@ -101,7 +101,7 @@ def _routers(backbone: CompressedBackbone, prompts: Iterator[Batch], folder: Pat
 def _eviction(
     backbone: CompressedBackbone, spec: ArmSpec, prompts: Iterator[Batch], folder: Path
 ) -> tuple[pd.DataFrame, str]:
-    from subtoken_train.evaluation import eviction_diagnosis as watched
+    from subtoken_train.evaluation import diagnostics as watched
 
     compression = spec.compression()
     compression.check(backbone.family)

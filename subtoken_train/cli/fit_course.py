@@ -187,7 +187,7 @@ def draw_run(folder: Path) -> bytes | None:
 
 
 def scores_beside_anchor(folder: Path, courses: Courses) -> dict[str, Mapping[int, float]]:
-    """Scores by step of a run and, where it lies beside it and answered the same questions, of its anchor or arm."""
+    """Read scores by step of a run and, if it lies beside it and answered the same questions, its anchor or arm."""
     if _SCORE not in courses:
         return {}
     own, is_anchor = {"this run": courses[_SCORE]}, folder.name.endswith(SUFFIX)

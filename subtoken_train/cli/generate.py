@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from subtoken_train.cli.command_line import (
 )
 from subtoken_train.cli.terminal import counter, quiet_libraries
 from subtoken_train.documents import parse_json, real_path
-from subtoken_train.errors import COLD, refuse
+from subtoken_train.errors import COLD, at_place, refuse
 from subtoken_train.outputs import check_place, whole_file
 
 if TYPE_CHECKING:
@@ -89,8 +90,11 @@ def run(args: argparse.Namespace) -> int:
         if rows.shape[1] > 1 and layer not in begun:
             begun.add(layer)
             show(len(begun), family.shape.num_layers)
+        if len(begun) == family.shape.num_layers:
+            watch.close()  # a step that is watched is not captured
 
-    with watching_inputs(family, reached if inputs["input_ids"].shape[1] >= LONG else None):
+    with ExitStack() as watch:
+        watch.enter_context(watching_inputs(family, reached if inputs["input_ids"].shape[1] >= LONG else None))
         out = model.generate(**inputs, **sampling, **sizes, streamer=streamer)
     print(_summary(model, len(out[0]) - inputs["input_ids"].shape[1]))
     if args.show:
@@ -126,10 +130,10 @@ def _check_prompt(args: argparse.Namespace) -> None:
 def _variables(args: argparse.Namespace) -> dict[str, Any]:
     if args.chat_template_kwargs is None:
         return {}
-    read = parse_json(args.chat_template_kwargs, "--chat-template-kwargs")
-    if not isinstance(read, dict):
-        raise ValueError(f"--chat-template-kwargs {args.chat_template_kwargs} must be names and values in braces")
-    return read
+    with at_place("", """; write names and values in braces, as '{"enable_thinking": false}'"""):
+        read = parse_json(args.chat_template_kwargs, "--chat-template-kwargs")
+        refuse((not isinstance(read, dict), f"--chat-template-kwargs is {args.chat_template_kwargs}"))
+    return dict(read)
 
 
 def _drawn_layers(text: str | None, model: SubTokenModel) -> list[int]:

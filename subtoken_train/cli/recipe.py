@@ -17,15 +17,15 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from subtoken_train.artifact.hub import Destination
 from subtoken_train.cli.command_line import FLAGS
-from subtoken_train.cli.recipe_source import RecipeSource, read_source, unknown_key
+from subtoken_train.cli.recipe_source import RecipeSource, read_source, reducer_group, unknown_key
 from subtoken_train.cli.trainer_parts import ACCELERATORS, KINDS, build_parts, named_parts
-from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
-from subtoken_train.datasets.datamodule import InstructionDataModule, RecallDataModule
+from subtoken_train.datasets.datamodule import CorpusDataModule, InstructionDataModule, RecallDataModule
 from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import MAX_SEED, check_package, check_range
+from subtoken_train.errors import MAX_SEED, check_package, check_range, in_a_recipe
 from subtoken_train.evaluation.runner.data_file import answer_records, scores_by_kind
+from subtoken_train.families.backbone_config import check_backbone
 from subtoken_train.outputs import write_whole
 from subtoken_train.reducers import REDUCERS
 from subtoken_train.training.memory import check_strategy
@@ -111,32 +111,36 @@ class RecipeCLI:
         self.source = read_source(source) if isinstance(source, list) else source
         if not self.source.contents:
             raise ValueError(_NO_RECIPE)
-        self._plan = recipe_plan(self.source.reducer, _DATA[self.source.data_kind])
-        self.config = self._read()
-        check_range("seed_everything", self.config.seed_everything, 0, MAX_SEED)
+        self._plan, self.config = self._read()
         self._settle()
         if any(key == "print_config" for key, _ in self.source.words.options):
             print(self.recipe_text(), end="")
             raise SystemExit(0)
         L.seed_everything(self.config.seed_everything, workers=True)
+        self._build()
+
+    @in_a_recipe
+    def _build(self) -> None:
         plans, config = self._plan.hints, self.config
         self.model: SubTokenModule = built(plans["model"], config.model)
+        check_backbone(self.model.backbone_config)
         self.datamodule: Any = built(plans["data"], config.data)
         self._checkpoints: RunCheckpoints = built(plans["checkpoint"], config.checkpoint)
         self.evaluation = None if config.evaluation is None else EvaluationConfig(**config.evaluation)
         self.early_stopping = None if config.early_stopping is None else EarlyStoppingConfig(**config.early_stopping)
 
-    def _read(self) -> Settings:
-        whole = dict[str, Any]()
+    @in_a_recipe
+    def _read(self) -> tuple[SettingsPlan, Settings]:
+        plan, whole = recipe_plan(self.source.reducer, _DATA[self.source.data_kind]), dict[str, Any]()
         for content in (*self.source.contents, *self.source.pieces):
             whole = laid_over(whole, content)
-        model = whole.get("model")
-        given = model.get("reducer") if isinstance(model, dict) else None
-        own = [f"model.reducer.{key}" for key in self._plan.hints["model"].hints["reducer"].hints]
-        for key in given if isinstance(given, dict) else ():  # another package's, which no shipped schema knows
+        own = [f"model.reducer.{key}" for key in plan.hints["model"].hints["reducer"].hints]
+        for key in reducer_group(whole):  # another package's, which no shipped schema knows
             if f"model.reducer.{key}" not in own:
                 raise ValueError(unknown_key("key", f"model.reducer.{key}", own))
-        return filled(self._plan, whole)
+        config = filled(plan, whole)
+        check_range("seed_everything", config.seed_everything, 0, MAX_SEED)
+        return plan, config
 
     def _settle(self) -> None:
         config = self.config

@@ -14,7 +14,7 @@ from typing import Any
 from subtoken_train.cli.command_line import FLAGS, Words, split_words
 from subtoken_train.cli.trainer_parts import KINDS, SETTINGS, check_setting, named_parts
 from subtoken_train.documents import InvalidYAML, parse_yaml
-from subtoken_train.errors import first_names, refuse, shell_words
+from subtoken_train.errors import first_names, in_a_recipe, instead, refuse, shell_words
 from subtoken_train.reducers import DEFAULT_REDUCER, split_settings
 from subtoken_train.resources import named_recipe, recipe_text, resource
 from subtoken_train.typed import Written, shown, text_numbers, unwritten
@@ -26,7 +26,6 @@ _OPTIONAL = ("evaluation", "early_stopping")
 _MAX_TEXT = 4096
 _COMMANDS = ("help", "h", "print_config")
 _OF_COMMANDS = ("config", "print_config", "anchor", "offline", "machine", "count")  # options that are no keys
-_EXAMPLE = "tiny_fastv25_s16k4"
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,7 @@ class RecipeSource:
         return next((key for key in ("train", "num_facts") if key in keys), "train_file")
 
 
+@in_a_recipe
 def read_source(argv: list[str]) -> RecipeSource:
     """Read and check the recipes (``--config``) and options of a command line; a mistake is a worded ``ValueError``."""
     words = split_words(argv)
@@ -54,7 +54,7 @@ def read_source(argv: list[str]) -> RecipeSource:
     pieces = [_piece(key, text) for key, text in words.options]
     for piece in pieces:
         _check_content(piece, "option")
-    named = [name for content in (*contents, *pieces) if isinstance(name := _reducer(content).get("name"), str)]
+    named = [name for content in (*contents, *pieces) if isinstance(name := reducer_group(content).get("name"), str)]
     reducer = named[-1] if named else DEFAULT_REDUCER
     source = RecipeSource(words, tuple(_with_own(content, reducer) for content in contents), tuple(pieces), reducer)
     _check_keys(source)
@@ -73,9 +73,7 @@ def _check_keys(source: RecipeSource) -> None:
                 raise ValueError(unknown_key(word, key, sorted(keys), prefix=dashes))
             kind = keys.get(key, "").partition(" (")[0].removesuffix(" or null")
             if kind in _NUMBERS and isinstance(unwritten(value), str) and not [*text_numbers(value)]:
-                config = "FILE" if not source.words.configs else shell_words(source.words.configs[0])
-                listed = f"'subtoken-train fit --config {config} --help' lists the keys and their types"
-                raise ValueError(f"{key} is {shown(value)}; it must be {_NUMBERS[kind]}; {listed}")
+                raise ValueError(f"{key} is {shown(value)}; it must be {_NUMBERS[kind]}")
 
 
 _NUMBERS = {"whole number": "a whole number", "number": "a number"}
@@ -96,10 +94,11 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path} has no keys; a recipe has the groups model, data and trainer")
     kept = {key: value for key, value in content.items() if key not in FLAGS}
-    return _with_own(kept, str(_reducer(kept).get("name", DEFAULT_REDUCER)))
+    return _with_own(kept, str(reducer_group(kept).get("name", DEFAULT_REDUCER)))
 
 
-def _reducer(content: dict[str, Any]) -> dict[str, Any]:
+def reducer_group(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a recipe's reducer; empty where it names none."""
     band = content.get("model")
     group = band.get("reducer") if isinstance(band, dict) else None
     return group if isinstance(group, dict) else {}
@@ -107,7 +106,7 @@ def _reducer(content: dict[str, Any]) -> dict[str, Any]:
 
 def _with_own(content: dict[str, Any], reducer: str) -> dict[str, Any]:
     """Drop the other methods' defaults, which version 0.1 wrote into every recipe that it resolved."""
-    group = _reducer(content)
+    group = reducer_group(content)
     own, others = split_settings({**group, "name": reducer})
     kept = {key: value for key, value in group.items() if key in own or key in others}
     return content if kept == group else {**content, "model": {**content["model"], "reducer": kept}}
@@ -134,10 +133,6 @@ def _piece(key: str, text: str | None) -> dict[str, Any]:
     names = key.removesuffix("+").split(".")
     if key in _COMMANDS:
         return {}
-    if names[-1] == "help":
-        raise ValueError(f"--{key} is not available; 'subtoken-train recipes show {_EXAMPLE}' prints a complete recipe")
-    if key == "allow-code":
-        raise ValueError(f"--{key} is gone: a recipe names no classes; see docs/recipe_safety.md for your own ones")
     if names[0] == "trainer" and names[1:2] and names[1] in KINDS and (len(names) > 2 or key.endswith("+")):
         raise ValueError(f"--{key} is not read; write the whole: --trainer.{names[1]}='{{NAME: {{SETTING: VALUE}}}}'")
     if names[0] not in (*KEYS, *FLAGS) or key.endswith("+"):
@@ -183,6 +178,8 @@ def unknown_key(kind: str, key: str, keys: Iterable[str], prefix: str = "") -> s
     parts = [each.split(".") for each in keys]
     names = [*dict.fromkeys(".".join(each[:count]) for each in parts for count in range(1, len(each) + 1))]
     head, (group, _, leaf) = f"unknown {kind} {prefix + key!r}.", key.rpartition(".")
+    if words := instead("key", key):
+        return f"unknown {kind} {prefix + key!r}; {words}"
     if leaf == "class_path":
         return f"{head} A recipe names no class; docs/recipe_safety.md lists what it may name"
     beside = [name for name in names if name.rpartition(".")[0] == group]
@@ -195,7 +192,7 @@ def unknown_key(kind: str, key: str, keys: Iterable[str], prefix: str = "") -> s
         return f"{head} Allowed in {group}: {first_names([name.rpartition('.')[2] for name in beside])}"
     if "." in group:  # no group either
         return unknown_key(kind, group, [".".join(each) for each in parts], prefix)
-    return f"{head} 'subtoken-train recipes show {_EXAMPLE}' prints a complete recipe"
+    return head
 
 
 _WORDS = {"integer": "whole number", "boolean": "true or false", "string": "text", "array": "list", "object": "group"}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 from argparse import ArgumentParser, Namespace
 from itertools import groupby
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from subtoken_train.cli.recipe_source import BANDS, read_recipe, read_source
+from subtoken_train.cli.recipe_source import read_recipe, read_source
 from subtoken_train.cli.terminal import quiet_libraries
 from subtoken_train.errors import refuse, shell_words, unknown_name
 from subtoken_train.outputs import check_new, write_whole
@@ -91,7 +90,6 @@ def run(args: Namespace) -> int:
         raise unknown_name("recipe", args.name, [path.stem for path in recipe_files().values()])
     if args.action == "show":
         print(recipe_text(source), end="", flush=True)
-        say_needs(source)
         return 0
     name = f"{source.stem}{SUFFIX}.yaml" if args.action == "anchor" else source.name
     target = args.destination / name if args.destination.is_dir() else args.destination
@@ -102,21 +100,6 @@ def run(args: Namespace) -> int:
     write_whole(target, text, args.overwrite)
     print(f"wrote {target}")
     return 0
-
-
-def say_needs(path: Path) -> None:
-    """Print to stderr what a run's recipe needs, so that stdout stays the recipe; nothing for overlays and grids."""
-    if not set(BANDS[:3]) <= read_recipe(path).keys():
-        return
-    quiet_libraries()
-    from subtoken_train.cli.recipe import RecipeCLI
-    from subtoken_train.cli.run_plan import plan_of_recipe
-
-    try:
-        lines = list(plan_of_recipe(RecipeCLI(["--config", str(path)])).lines())
-    except ValueError as error:
-        lines = [f"not known: {error}"]
-    print("\nwhat it needs (a prediction)", *(f"  {line}" for line in lines), sep="\n", file=sys.stderr)
 
 
 def anchor_settings(cli: RecipeCLI) -> dict[str, Any]:

@@ -13,9 +13,10 @@ from subtoken_train.errors import check_word, refuse, shell_words
 
 HELP = """Which compression of a text lost least in a budget of bytes on real models, and how to write it.
 
-The context is compressed before anything is asked of it. Facts are six codes hidden in each of 60 contexts of WikiText;
-text is what follows the context there; RULER's five tasks are longer (20 samples each). Losses are differences to the
-full cache with 95 % intervals; picking the best of many overstates it slightly. docs/real_text.md has every method.
+The context is compressed before anything is asked of it. Facts are six codes hidden in each of 60 contexts of WikiText,
+or words in other prose; text is what follows the context; RULER's five tasks are longer (20 samples each). Losses are
+differences to the full cache with 95 % intervals; picking the best of many overstates it slightly. docs/real_text.md
+has every method.
 
   subtoken-train recommend --budget 0.25
   subtoken-train recommend --budget 0.125 --model smollm2"""
@@ -28,12 +29,13 @@ GOALS = {
     "tasks": "For searches, chains and counts in longer contexts (five of RULER's tasks)",
 }
 COLUMNS = {
-    "facts": ("nats a fact", 1, 2),
+    "facts": ("nats a code", 1, 2),
     "codes": ("codes recalled, in points", 100, 1),
+    "words": ("facts in words, in points", 100, 1),
     "text": ("nats a token of text", 1, 3),
     "tasks": ("points lost", 100, 1),
 }
-"""Head, scale and digits of what may be measured."""
+"""Head, scale and digits of what may be measured: one rule of rounding for commands and pages."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,8 @@ class MeasuredArm:
 
     Attributes:
         on: by model: ``bytes``, a share of the full bfloat16 cache; and beside the full cache a mean and the ends of
-            its 95 % interval: ``facts`` and ``text``, nats lost a fact and a token, and ``codes`` said, a share. Or by
-            model and length ``tasks``, the share lost of RULER's scores.
+            its 95 % interval: ``facts`` and ``text``, nats lost a fact and a token, ``codes`` and ``words``, shares of
+            facts recalled (None: not asked). Or by model and length ``tasks``, the share lost of RULER's scores.
         turned: whether the model is a copy that ``axes`` made.
     """
 
@@ -58,8 +60,8 @@ class MeasuredArm:
 
     def cell(self, model: str, kind: str) -> str:
         """Write what was lost on a model, see ``interval_cell``."""
-        _, scale, digits = COLUMNS[kind]
-        return interval_cell([scale * each for each in self.on[model][kind]], digits)
+        (_, scale, digits), found = COLUMNS[kind], self.on[model][kind]
+        return "not asked" if found is None else interval_cell([scale * each for each in found], digits)
 
 
 def read_measured(of: str, model: str | None = None) -> tuple[dict[str, str], list[MeasuredArm]]:
@@ -148,6 +150,6 @@ def run(args: Namespace) -> int:
     said = [f"{GOALS['tasks']}: {'nothing was measured here' if tasks is None else tasks.arm}"]
     print("\n".join([*said, *([] if tasks is None else _lines(tasks, places, path)), ""]))
     if any(arm is not None and arm.settings.get("eviction") == "kvzip" for arm in (facts, text, tasks)):
-        print("KVzip reads a context twice, in three times the time; KVzap, once its nets are learnt, reads it once.")
+        print("KVzip reads a context twice, so a prompt takes longer; KVzap, once its nets are learnt, reads it once.")
     print("Differences are to the full cache. Further methods: docs/real_text.md")
     return 0

@@ -19,8 +19,7 @@ from subtoken_train.artifact.card import CardSections
 from subtoken_train.artifact.hub import check_fetched
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.terminal import about
-from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
-from subtoken_train.datasets.datamodule import InstructionDataModule
+from subtoken_train.datasets.datamodule import CorpusDataModule, InstructionDataModule
 from subtoken_train.datasets.known_files import DOWNLOAD_BYTES, MEAN_RECORDS, MEAN_SPREAD, fetch_command
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.runner.data_file import read_scores

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from subtoken_train.documents import parse_yaml
-from subtoken_train.errors import check_word, refuse, unknown_name
+from subtoken_train.errors import check_word, instead, refuse
 from subtoken_train.registry import Registry
 from subtoken_train.typed import shown, text_numbers
-
-_LISTED = "trainer.{key} is {value}; write a name, or a name with its settings: {key}: {{NAME: {{SETTING: VALUE}}}}"
 
 
 @dataclass(frozen=True)
@@ -46,9 +44,9 @@ KINDS = {
         "strategy",
         "lightning.pytorch.strategies:Strategy",
         {
-            "auto": "pl.strategies:DDPStrategy",
             "ddp": """pl.strategies:DDPStrategy process_group_backend find_unused_parameters gradient_as_bucket_view
             static_graph broadcast_buffers bucket_cap_mb""",
+            "auto": "pl.strategies:DDPStrategy",
             **dict.fromkeys(("zero1", "zero2", "zero3"), f"{_ZERO} offload config"),
             "zero3_offload": f"{_ZERO} config",
             "fsdp2": "subtoken_train.training.strategies:Fsdp2Strategy",
@@ -109,13 +107,13 @@ def _part(key: str, value: Any) -> tuple[str, dict[str, Any]]:
     if isinstance(path, str) and "." in path:
         last = path.rpartition(".")[2]
         names = (name for name, place in kind.names.builtin.items() if place.endswith(f":{last}"))
-        hint = next(names, None) or f"one of {', '.join(kind.names)}"
+        hint = instead(f"trainer.{key}", last) or "write " + (next(names, None) or f"one of {', '.join(kind.names)}")
         own = f"or give your own class a name by an entry point of the group {kind.names.group} (docs/recipe_safety.md)"
-        raise ValueError(f"trainer.{key} names {shown(path)}: a recipe names no class; write {hint}, {own}")
+        raise ValueError(f"trainer.{key} names {shown(path)}: a recipe names no class; {hint}, {own}")
     if not isinstance(value, str) or not isinstance(settings, dict | None):
-        raise ValueError(_LISTED.format(key=key, value=shown(value)))
-    if value not in kind.names:
-        raise unknown_name(f"trainer.{key}", value, kind.names)
+        form = f"write a name, or a name with its settings: {key}: {{NAME: {{SETTING: VALUE}}}}"
+        raise ValueError(f"trainer.{key} is {shown(value)}; {form}")
+    check_word(f"trainer.{key}", value, kind.names)
     allowed, place = kind.settings.get(value, ()), f"trainer.{key} {value}"
     for name, each in (settings or {}).items() if value in kind.names.builtin else ():
         config, group = name == "config", isinstance(each, dict)
@@ -126,17 +124,19 @@ def _part(key: str, value: Any) -> tuple[str, dict[str, Any]]:
             (group and name not in ("tags", "config"), f"{place}.{name} is a group of values; it must be one value"),
         )
         for inner in each if config else ():
-            check_word(f"setting of DeepSpeed in trainer.{key}:", inner, ZERO_SETTINGS)
+            check_word("setting of DeepSpeed", inner, ZERO_SETTINGS)
     return value, settings or {}
 
 
 def build_parts(key: str, value: Any, **defaults: Mapping[str, Any]) -> list[Any]:
     """Build what ``trainer.<key>`` names; ``defaults``: name -> settings that stand where the recipe gives none."""
+    from lightning.fabric.utilities.exceptions import MisconfigurationException
+
     built = []
     for name, settings in named_parts(key, value):
         try:
             built.append(KINDS[key].names[name](**{**defaults.get(name, {}), **settings}))
-        except (TypeError, AttributeError) as error:  # a value of another type than the class takes
+        except (TypeError, AttributeError, MisconfigurationException) as error:  # a value that the class does not take
             raise ValueError(f"trainer.{key} {name} cannot be built: {error}") from None
     return built
 
@@ -167,11 +167,12 @@ def _batches(least: int) -> Check:
     """Allow a whole number of batches, ``least`` or more, or a share of all, 0 to 1, as a float."""
     words = f"it must be a whole number of batches, {least} or more, or a share of all of them, up to 1.0"
 
-    def good(value: Any) -> bool:
-        got = number(value)
-        return got is None or (least <= got <= _MANY if isinstance(value, int) else least * 1e-9 <= got <= 1)
+    def check(value: Any) -> str | None:
+        if (got := number(value)) is None:
+            return _clock(value)
+        return None if (least <= got <= _MANY if isinstance(value, int) else least * 1e-9 <= got <= 1) else words
 
-    return lambda value: _clock(value) if number(value) is None else _unless(good, words)(value)
+    return check
 
 
 _clock = _unless(

@@ -1,9 +1,8 @@
 """Conversations as a language model's samples: a chat each, in the tokenizer's own template, and only answers learnt.
 
-All before the first learnt answer is the prompt: the template's beginning and the system text (SYSTEM), what may be
-compressed (CONTEXT), and what asks (QUERY): of a long question its end, of a short one all. Behind it, answers are
-ANSWER and what is read between them is QUERY. Answers are learnt in the form of the conversation, their end of turn
-included, or with ``as_asked`` the last one alone, in the form that asks.
+Before the first learnt answer stands the prompt: template and system text (SYSTEM), what may be compressed (CONTEXT),
+and what asks (QUERY): of a long question its end. Behind it, answers are ANSWER and what is read between them QUERY.
+``as_asked`` learns the last answer alone, in the form that asks.
 """
 
 from __future__ import annotations

@@ -1,18 +1,16 @@
 """Turns the forms in which people keep conversations into LLaVA's: the one place that knows any other.
 
-    {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}], "image": ...}  LLaVA, ShareGPT
-    {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}], "images": [...]}  OpenAI
-
-Either list may have either pair of keys, and either key may name the images. A content is a text or a list of parts. A
-system text, the first message or beside the list, goes in front of the first question; for a language model it stays a
-turn. A message that is not learnt becomes a turn with ``"loss": false``. Nothing is downloaded.
+LLaVA and ShareGPT: ``conversations`` of ``from`` (human, gpt) and ``value``, ``image``; OpenAI: ``messages`` of
+``role`` (user, assistant) and ``content``, ``images``. Either list may have either pair of keys and either key of
+images; a content is a text or a list of parts. A system text goes in front of the first question; for a language model
+it stays a turn. A message that is not learnt becomes a turn with ``"loss": false``. Nothing is downloaded.
 """
 
 from typing import Any
 
 from subtoken_train.datasets import record_format as form
 from subtoken_train.documents import text_problem
-from subtoken_train.errors import at_place, unknown_name
+from subtoken_train.errors import at_place, refuse, unknown_name
 from subtoken_train.typed import shown
 
 _SPEAKERS = {
@@ -42,8 +40,7 @@ def llava_form(row: Any, as_document: bool = False) -> Any:
     there = [name for name in there if row[name]]
     if not there:
         return row
-    if len(there) > 1:
-        raise ValueError(f"it has {' and '.join(there)}, and one of them is read; leave the other out")
+    refuse((len(there) > 1, f"it has {' and '.join(there)}, and one of them is read; leave the other out"))
     messages = row[there[0]]
     form.check_fields("record", row)
     if not all(isinstance(message, dict) for message in messages):
@@ -67,8 +64,7 @@ def llava_form(row: Any, as_document: bool = False) -> Any:
         turns.append({**turn, "loss": False} if learnt is False else turn)
     made = {key: value for key, value in row.items() if key not in _REPLACED}
     named = [row[key] for key in ("image", "images") if row.get(key)] + ([own_names] if own_names else [])
-    if len(named) > 1:
-        raise ValueError("images are named in several places; name them in image, in images, or in the messages")
+    refuse((len(named) > 1, "images are named in several places; name them in image, in images, or in the messages"))
     if named:
         made["image"] = named[0]
     turns = _system_first(turns, _either(row, "it has", "system", "system_prompt"))
@@ -119,8 +115,7 @@ def _content(content: Any, number: int) -> tuple[Any, list[str]]:
     """Return a message's text with a placeholder per image, and the images that it names itself."""
     if not isinstance(content, list):
         return content, []
-    if not content:
-        raise ValueError(f"message {number} is an empty list; write a text, or parts: text, image or image_url")
+    refuse((not content, f"message {number} is an empty list; write a text, or parts: text, image or image_url"))
     lines, names = [], []
     _check_order(content, f"the parts of message {number} are")
     for given in content:

@@ -119,31 +119,23 @@ def _conversation_rows(source: CorpusSource, path: Path) -> Dataset:
 
 def iterate_documents(rows: Iterable[dict[str, Any]], source: CorpusSource) -> Iterator[str]:
     """Yield the documents of ``rows`` in order; those of white space alone are left out."""
-    documents: Iterator[str]
+    documents: Iterator[Any] = iter(rows)
     if source.documents == "wikitext":
         documents = _articles(row[source.column] or "" for row in rows)
-    elif source.documents == "conversations":
-        documents = map(_conversation_document, rows)
-    else:
-        documents = (_row_document(row, source, number) for number, row in enumerate(rows, 1))
-    for number, document in enumerate(documents, 1):
-        if not document.strip():
-            continue
-        if problem := text_problem(document):
-            raise ValueError(f"{source.name}, document {number}: it {problem}; fix it, or drop it")
-        yield document
-
-
-def _row_document(row: dict[str, Any], source: CorpusSource, number: int) -> str:
-    said = f"{source.name}, document {number}: it"
-    if read_switch({name: row.get(name) for name in SWITCHES if name != source.column}, said) is False:
-        raise ValueError(f"{said} is not to be learnt ({', '.join(SWITCHES)}); a text is learnt whole: drop the row")
-    return row[source.column] or ""
-
-
-def _conversation_document(row: dict[str, Any]) -> str:
-    with at_place(f"{row['name']}: "):
-        return conversation_document(json.loads(row["conversation"]))
+    for number, found in enumerate(documents, 1):
+        said, document = f"{source.name}, document {number}: it", found
+        if source.documents == "conversations":
+            with at_place(f"{found['name']}: "):
+                document = conversation_document(json.loads(found["conversation"]))
+        elif source.documents == "rows":
+            document = found[source.column] or ""
+            if read_switch({name: found.get(name) for name in SWITCHES if name != source.column}, said) is False:
+                instead = f"({', '.join(SWITCHES)}); a text is learnt whole: drop the row"
+                raise ValueError(f"{said} is not to be learnt {instead}")
+        if problem := text_problem(document) if document.strip() else None:
+            raise ValueError(f"{said} {problem}; fix it, or drop it")
+        if document.strip():
+            yield document
 
 
 def _articles(lines: Iterable[str]) -> Iterator[str]:

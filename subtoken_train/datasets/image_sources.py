@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +67,8 @@ def inside(folder: Path, name: str, outside: bool = False) -> Path:
     if not outside:
         root, place = os.path.realpath(folder), os.path.realpath(find_image(path))
         if os.path.commonpath([root, place]) != root:
-            raise ValueError(f"image {name[:120]!r} lies outside of {folder}; images_outside_folder: true allows it")
+            words = "name a folder of all images (image_folder), or allow it (images_outside_folder: true)"
+            raise ValueError(f"image {name[:120]!r} lies outside of {folder}; {words}")
     return path
 
 
@@ -169,7 +169,8 @@ def _decoded(content: io.BytesIO | Path, max_pixels: int) -> Image.Image:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of size: our own limit is asked next; of damage that it can read past
         try:
-            with Image.open(content, formats=_readers()) as image:
+            Image.init()
+            with Image.open(content, formats=[name for name in _FORMATS if name in Image.OPEN]) as image:
                 width, height = image.size
                 if width * height <= max_pixels:
                     if image.format == "TIFF" and "jpeg" in str(image.info.get("compression")):
@@ -190,12 +191,6 @@ def _check_jpeg(content: io.BytesIO | Path) -> None:
     for mark, what, most in ((b"\xff\xda", "scans", MAX_SCANS), (b"Exif\0\0", "pieces of EXIF", MAX_EXIF)):
         if (count := data.count(mark)) > most:
             raise PixelError(f"it has {count:,} {what}, at most {most:,} are read")
-
-
-@cache
-def _readers() -> list[str]:
-    Image.init()
-    return [name for name in _FORMATS if name in Image.OPEN]
 
 
 def open_video(

@@ -8,7 +8,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import lightning as L
 import numpy as np
@@ -60,16 +60,15 @@ def outlive_stop_signals(worker: int) -> None:
 class ResumableSampler(DistributedSampler[int]):
     """Shuffled passes over the records as one endless stream of global batches.
 
-    Global batch ``b`` is a pure function of the seed: batch ``b % batches_per_pass`` of the permutation drawn for pass
-    ``b // batches_per_pass``; process ``rank`` takes its own contiguous part of it. So the place in the data is one
-    number, the batches that training has ``consumed``. Every ``iter()`` asks for it and yields from there to the end of
-    the trainer's epoch: one pass, or the batches (int) or share of a pass (float) of ``limit``. Lightning never wraps a
-    ``DistributedSampler``.
+    Global batch ``b`` is batch ``b % batches_per_pass`` of the permutation that the seed draws for pass ``b //
+    batches_per_pass``; process ``rank`` takes its own contiguous part. So the place in the data is one number, the
+    batches that training has ``consumed``, from which every ``iter()`` goes on to the end of the trainer's epoch: one
+    pass, or the batches (int) or share of a pass (float) of ``limit``. Lightning never wraps a ``DistributedSampler``.
 
-    With ``sizes`` ((images, characters of text) of every record, [R, 2]) all records of a global batch have images, or
-    none has: processes of a sharded model run the same parts. What is left of both kinds at the end of a pass makes one
-    mixed batch if every process's part can have an image; else it is left out. With ``by_length``, 50 batches at a time
-    are filled in the order (images, text length to within a factor of two), and shuffled.
+    With ``sizes`` ((images, characters of text) of every record, [R, 2]) a global batch has images in all records or in
+    none: processes of a sharded model run the same parts. What is left of both at the end of a pass makes one mixed
+    batch if every process's part can have an image. ``by_length``: 50 batches at a time are filled in the order
+    (images, text length to within a factor of two), and shuffled.
     """
 
     def __init__(
@@ -181,21 +180,18 @@ def validation_order(sizes: NDArray[np.int64] | None, num_records: int, rank: in
 
 MAX_WORKERS = 64  # each a process with the training process's memory, started anew for every epoch
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
-
-
-class SizedRecords(Protocol[T_co]):
-    """A data set of known length."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> T_co: ...
 
 
 class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
     """Training and validation records in an order that depends on the seed, the records and the *global* batch alone.
 
     Records are shared out to the processes here, so recipes set ``trainer.use_distributed_sampler: false``.
+
+    Args:
+        batch_size: training samples per process and step of the data loader.
+        val_batch_size: validation samples per process and step; default: ``batch_size``.
+        num_workers: processes that make batches (decode images, tokenise) beside training; 0: in the training process.
+        seed: of the samples' order, and of samples that are drawn.
     """
 
     def __init__(
@@ -208,8 +204,8 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
         check_range("seed", seed, 0, MAX_SEED)
         self.batch_size, self.num_workers, self.seed = batch_size, num_workers, seed
         self.val_batch_size = batch_size if val_batch_size is None else val_batch_size
-        self._train: SizedRecords[T] | None = None
-        self._val: SizedRecords[T] | None = None
+        self._train: Any = None  # records with a length and places, of T
+        self._val: Any = None
         self._order, self._resumed_order = dict[str, int](), dict[str, int]()
         self._rehearsed_family: Family | None = None
         self.group_by_length = False
@@ -230,7 +226,7 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
     def collator(self) -> Callable[[list[T]], Batch]:
         """Return what makes a batch of records."""
 
-    def sizes(self, records: SizedRecords[T]) -> NDArray[np.int64] | None:
+    def sizes(self, records: Any) -> NDArray[np.int64] | None:
         """Return (images, characters) of every record, [R, 2]; None where all records are of one kind."""
         return None
 
@@ -322,9 +318,9 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
                 raise ValueError(f"the checkpoint counts in {found}; resume with its data and sizes, or start over")
         self._order = order
 
-    def _loader(self, records: SizedRecords[T], batch_size: int, sampler: Any, drop_last: bool) -> DataLoader[T]:
+    def _loader(self, records: Any, batch_size: int, sampler: Any, drop_last: bool) -> DataLoader[T]:
         return DataLoader(
-            cast("Dataset[T]", records),
+            records,
             batch_size=batch_size,
             sampler=sampler,
             drop_last=drop_last,

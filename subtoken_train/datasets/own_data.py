@@ -157,8 +157,7 @@ def read_texts(own: OwnFolder) -> list[str]:
     for name, text in zip(own.texts, texts, strict=True):
         if text.strip() and (problem := text_problem(text)):
             raise ValueError(f"{own.path / name} {problem}; fix it, or move it away")
-    if not any(text.strip() for text in texts):
-        raise ValueError(f"the texts of {own.path} are empty")
+    refuse((not any(map(str.strip, texts)), f"the texts of {own.path} are empty; add some, then: {_init(own.path)}"))
     return texts
 
 
@@ -191,15 +190,13 @@ def _pieces(text: str, length: int) -> Iterator[str]:
 
 def _table_data(own: OwnFolder, name: str, read: OwnTable, seed: int, show: Callable[[int, int], None]) -> OwnData:
     holds = f"{own.path} holds {len(own.images):,} images, and {name}"
-    if read.texts and own.images:
-        raise ValueError(f"{holds} texts alone; name its columns with --question-column and --answer-column")
+    refuse((read.texts and own.images, f"{holds} texts alone; give --question-column and --answer-column"))
     unread = f"columns not read: {clipped(', '.join(read.unread), 160)}" if read.unread else ""
     if read.texts:
         return _text_data(read.texts, seed, own.path, f"{name}: {len(read.texts):,} texts", unread)
     records = _placed(own, name, read.records)
     names = list(dict.fromkeys(each for _, row in records for each in form.image_names(row)))
-    if own.images and not names:
-        raise ValueError(f"{holds} names none of them; say which column does with --image-column")
+    refuse((own.images and not names, f"{holds} names none of them; say which column does with --image-column"))
     found = [f"{name}: {len(records):,} records ({read.columns or 'conversations'})", unread]
     if read.asked:
         found.insert(1, f"asked of every picture: {read.asked!r}; another question: --question TEXT")

@@ -1,9 +1,8 @@
 """Key-value recall over English: the embedded language model's world.
 
-The context states facts among English sentences ("Code baran amber falcon."); the query region names some of them
-("Codes of baran, calek?") and the answer restates name and code of each, in the order asked. A code is an adjective and
-a noun, drawn anew for each sample; adjectives are different within one (alike, a small model recalls 80 % of 24 facts
-instead of all). Everything is a pure function of the random generator, and the context has an exact number of tokens.
+The context states facts among English sentences ("Code baran amber falcon."); the query region names some ("Codes of
+baran, calek?") and the answer restates them in order. A code is an adjective and a noun, adjectives all different
+within a sample (else a small model recalls 80 % of 24 facts). All is a pure function of the random generator.
 """
 
 import re
@@ -16,7 +15,7 @@ from torch.utils.data import Dataset
 
 from subtoken_train.datasets.english import SPLITS, documents
 from subtoken_train.datasets.text_batches import TextSample
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import refuse, unknown_name
 
 NAMES = tuple(
     first + last
@@ -80,8 +79,7 @@ class RecallTask:
         """Make exactly ``context_length`` ids: a run of English with the facts at random ends of its sentences."""
         encoded = self.tokenizer(facts, add_special_tokens=False)["input_ids"]
         room = self.context_length - len(self._prefix) - sum(map(len, encoded))
-        if room < 0:
-            raise ValueError(f"{self.num_facts} facts do not fit into context_length {self.context_length}; raise it")
+        refuse((room < 0, f"{self.num_facts} facts do not fit into context_length {self.context_length}; raise it"))
         english, ends = _english(self.tokenizer, split)
         if room >= len(english):
             raise ValueError(f"context_length {self.context_length:,} is longer than the {split} split's English")
@@ -104,8 +102,7 @@ class RecallRecords(Dataset[RecallSample]):
     def __init__(self, task: RecallTask, split: str, count: int, seed: int = 0) -> None:
         if split not in SPLITS:
             raise unknown_name("split", split, SPLITS)
-        if count < 1:
-            raise ValueError(f"{count} recall samples; at least 1 is needed")
+        refuse((count < 1, f"{count} recall samples; at least 1 is needed"))
         self.task, self.split, self.count, self.seed = task, split, count, seed
 
     def __len__(self) -> int:
@@ -119,7 +116,7 @@ class RecallRecords(Dataset[RecallSample]):
 
 
 def recall_accuracy(answer: str, codes: dict[str, str]) -> float:
-    """Share (0..1) of the asked names whose code an answer states exactly; the first statement of a name counts."""
+    """Return the share of asked names whose code an answer states exactly; a name's first statement counts."""
     stated: dict[str, str] = {}
     for name, code in _STATED.findall(answer):
         stated.setdefault(name, code)

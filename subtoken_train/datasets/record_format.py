@@ -1,16 +1,13 @@
-r"""Defines LLaVA's instruction format: a record, its pictures and turns, and what can be wrong with one.
+r"""LLaVA's instruction format: a record, its pictures and turns, and what can be wrong with one.
 
 A record is ``{"id": ..., "image": "a.jpg" | ["a.jpg", ...], "kind": ..., "conversations": [{"from": "human", "value":
-"<image>\n..."}, {"from": "gpt", "value": "..."}, ...]}``; ``image`` and ``kind`` may be absent. As in LLaVA's own
-training, what gpt says before the first human turn is left out, and so is a last human turn that nobody answers. An
-answer with ``"loss": false`` is read and not learnt. Videos: ``"video"`` is a folder of frames or a list of their files
-(several: a list of such lists), ``"videos"`` a list of either, ``"fps"`` their frames a second (default 1). ``<video>``
-marks each in the prompts, or ``<image>`` in a record without images; in a record without videos, ``<video>`` is text.
-``\<image>`` and ``\<video>`` are always text.
+"<image>\n..."}, {"from": "gpt", "value": "..."}, ...]}``; ``image`` and ``kind`` may be absent. What gpt says before
+the first human turn is left out, and so is a last human turn that nobody answers, as in LLaVA's training. Videos:
+``"video"`` is a folder of frames or a list of their files (several: a list of such lists), ``"videos"`` a list of
+either, ``"fps"`` their frames a second. ``<video>`` marks each, or ``<image>`` in a record without images.
 
 No text may train without its picture in silence, and no field that changes what is learnt is passed over: the page
-``docs/data_fields.md``, made from these tables, has the rules. A file that a question names is refused where it lies in
-the folder of the images.
+``docs/data_fields.md``, made from these tables, has the rules. A question may not name a file of the images' folder.
 """
 
 import math
@@ -32,6 +29,10 @@ _ROW = (
     'it has no turns; write {"id": ..., "image": ..., "conversations": [{"from": "human", "value": ...}, {"from": '
     '"gpt", "value": ...}]}, or make records of a table: subtoken-train init FOLDER'
 )
+_ROWS = {
+    "text": "it is a plain text, which a language model reads: data.train: {name: FILE}",
+    "chosen": "preferences are not trained; write the chosen answer as the last of conversations",
+}
 _ESCAPE = f" (where it is text, write \\{IMAGE_PLACEHOLDER})"
 
 
@@ -95,7 +96,8 @@ def said_turns(row: dict[str, Any]) -> list[dict[str, Any]]:
 def record_problem(row: Any, as_document: bool = False) -> str | None:
     """Return what is wrong with a record in LLaVA's form and what to do about it; ``as_document``: marks are text."""
     if not isinstance(row, dict) or not isinstance(row.get("conversations"), list) or not row["conversations"]:
-        return _ROW
+        named = (words for name, words in _ROWS.items() if isinstance(row, dict) and name in row)
+        return next(named, _ROW)
     return next(_problems(row, as_document), None)
 
 
@@ -271,6 +273,8 @@ _MEANT = {
     rf"^({'|'.join(SWITCHES)})$": "write it in a message: true (trained on) or false (only read)",
     r"labels|mask|weights|_ids": "single tokens cannot be switched; write loss: true or false in a message",
     r"tool|function": "tool calls are not trained; drop the record, or its tools",
+    r"audio|speech|sound": "sound is not read; drop the record",
+    r"box|region|polygon|point": "places in a picture are not read; write them into the texts, or drop the record",
     r"chosen|rejected|preferred": "preferences are not trained; write the answer to learn as the last message",
 }  # says what to do about names that other trainers read
 _NUMBER = re.compile(r"[-+]?\d*\.?\d+(e[-+]?\d+)?")
@@ -289,25 +293,18 @@ def check_fields(place: Place, found: Mapping[str, Any], said: str = "it") -> No
 
 def column_problem(name: str, value: Any) -> str | None:
     """Return why a cell of a table that nothing reads may not be passed over; None where it may."""
-    plain = _plain(name)
-    if plain in (*SWITCHES, *_LABELS):
-        off = not _is_on(value)
+    plain, word = _plain(name), str(value).strip().lower()
+    if plain in (*SWITCHES, *_LABELS):  # a class's name is a note
+        named = isinstance(value, str) and word != "false" and not _NUMBER.fullmatch(word)
+        off = not named and word not in ("true", "1", "1.0")
     else:
-        off = bool(_CHANGING.match(plain)) and str(value).strip().lower() not in ("false", "0", "0.0")
+        off = bool(_CHANGING.match(plain)) and word not in ("false", "0", "0.0")
     return "it may change what is learnt, and nothing reads it; drop the line, or the column" if off else None
 
 
 @lru_cache(maxsize=10_000)
 def _plain(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[ -]", "_", name.strip()).lower()
-
-
-def _is_on(value: Any) -> bool:
-    """Return whether a cell says that a line is learnt; a class's name is a note."""
-    if isinstance(value, str):
-        word = value.strip().lower()
-        return word in ("true", "1", "1.0") or (word != "false" and not _NUMBER.fullmatch(word))
-    return isinstance(value, bool | int | float) and value == 1
 
 
 def read_switch(found: Mapping[str, Any], said: str) -> bool | None:

@@ -1,7 +1,6 @@
 """Instruction data: a file of conversations beside a folder of images, as one Arrow table of checked records.
 
-The table of a large file is kept in the cache of the datasets library and memory-mapped, until the file changes. Images
-are opened when a batch needs them.
+The table of a large file is kept by the datasets library and memory-mapped. Images are opened when a batch needs them.
 
 Legend: R records.
 """

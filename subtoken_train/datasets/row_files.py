@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from subtoken_train.datasets.record_format import record_id
 from subtoken_train.documents import LENIENT_JSON, check_characters, check_regular, parse_json
+from subtoken_train.errors import at_place, refuse
 from subtoken_train.outputs import NO_LOCKS
 from subtoken_train.typed import shown
 
@@ -72,8 +73,7 @@ def placed_rows(path: Path) -> Iterator[tuple[str, Any]]:
     number = -1
     for number, row in enumerate(read_rows(path)):
         yield f"{path}, record {record_id(row, number)!r}", row
-    if number < 0:
-        raise ValueError(f"{path} holds no record; at least one is needed")
+    refuse((number < 0, f"{path} holds no record; at least one is needed"))
 
 
 def scan_records(path: Path) -> Iterator[Any]:
@@ -89,10 +89,9 @@ def _lines(path: Path, file: BinaryIO) -> Iterator[Any]:
         if number == 1 and text.lstrip().startswith("["):
             raise ValueError(f"{path} is one JSON list, and .jsonl is one record a line; name the file .json")
         if text.strip():
-            try:
-                yield parse_json(text, f"{path}, line {number}", constants=True)
-            except ValueError as error:
-                raise ValueError(f"{error}; each line of a .jsonl file is one whole record") from None
+            with at_place("", "; each line of a .jsonl file is one whole record"):
+                row = parse_json(text, f"{path}, line {number}", constants=True)
+            yield row
         start += len(line)
 
 
@@ -135,8 +134,7 @@ def opened(path: Path) -> BinaryIO:
             content = file.read(MAX_UNPACKED + 1)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{path} cannot be unpacked ({error}); fetch it again") from None
-    if len(content) > MAX_UNPACKED:
-        raise ValueError(f"{path} has more than {MAX_UNPACKED:,} bytes unpacked; gunzip -k {path} unpacks it")
+    refuse((len(content) > MAX_UNPACKED, f"{path} has more than {MAX_UNPACKED:,} bytes unpacked; run gunzip -k on it"))
     return io.BytesIO(content)
 
 

@@ -1,9 +1,8 @@
 """Digit scenes: the embedded visual question answering world, its pictures, its questions and its files.
 
-A scene is a 96 x 96 image: a 4 x 4 grid of 24-pixel cells, 4 to 9 of which hold a *different* handwritten digit (UCI
-"Optical Recognition of Handwritten Digits", of disjoint originals in each split) in one of six colours, over clutter.
-Kinds of questions follow the paper's benchmarks: existence (POPE), reading at a place (TextVQA), colour, place and
-count (GQA, MME), multiple choice (MMBench), captioning.
+A scene is a 96 x 96 image: a 4 x 4 grid, 4 to 9 of whose cells hold a *different* handwritten digit (UCI "Optical
+Recognition of Handwritten Digits", disjoint originals in each split) in one of six colours, over clutter. Questions
+follow the paper's benchmarks: existence (POPE), reading (TextVQA), colour, place, count (GQA, MME), choice, captions.
 """
 
 import json
@@ -123,23 +122,16 @@ DESCRIPTION_KINDS: tuple[str, ...] = ("describe", "list")
 KINDS = SHORT_KINDS + DESCRIPTION_KINDS
 
 
-def list_digits(objects: Objects) -> str:
-    """Return every digit from 0 to 9 with colour and place, or ``none``: ``0 none 1 red B3 2 none ...``."""
-    found = {item.digit: item for item in objects}
-    return " ".join(
-        f"{digit} {found[digit].color_name} {found[digit].place}" if digit in found else f"{digit} none"
-        for digit in range(10)
-    )
-
-
 def ask(rng: np.random.Generator, objects: Objects, kind: str) -> tuple[str, str]:
     """Draw one (question, answer) of ``kind`` (one of KINDS) about a scene's objects."""
     if kind not in KINDS:
         raise unknown_name("question kind", kind, KINDS)
     some = objects[int(rng.integers(len(objects)))]
     if kind in DESCRIPTION_KINDS:
+        found = {item.digit: f"{item.color_name} {item.place}" for item in objects}
         described = " ".join(f"{item.place} {item.color_name} {item.digit}" for item in objects)  # B3 red 7 C1 blue 2
-        return f"{kind} .", described if kind == "describe" else list_digits(objects)
+        listed = " ".join(f"{digit} {found.get(digit, 'none')}" for digit in range(10))  # 0 none 1 red B3 2 none ...
+        return f"{kind} .", described if kind == "describe" else listed
     return _QUESTIONS[kind](rng, objects, some)
 
 

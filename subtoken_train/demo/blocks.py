@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +20,7 @@ from subtoken_train.settings import KVDtype
 
 TITLE = "Sub-token routing, side by side"
 NO_EVICTION = "none"
-STYLE = """
-#facts { overflow-x: auto; }
-#facts :is(th, td) { text-align: left; padding: 0.3em 0.7em; }
-@media (min-width: 641px) { #facts :is(th, td) { white-space: nowrap; } }
-.dark #groups img { filter: invert(0.9) hue-rotate(180deg); }
-@media (max-width: 640px) {
-  #facts thead { display: none; }
-  #facts :is(table, tbody) { display: block; border: 0; }
-  #facts tr { display: block; margin-bottom: 0.8em; padding: 0.4em; border-radius: 8px; }
-  #facts tr { border: 1px solid var(--border-color-primary); }
-  #facts td { display: flex; justify-content: space-between; gap: 1em; border: 0; }
-  #facts td { text-align: right; overflow-wrap: anywhere; }
-  #facts td::before { content: attr(data-name); color: var(--body-text-color-subdued); }
-}
-"""
+STYLE = files(__package__).joinpath("page.css").read_text("utf-8")
 """Style for ``launch``: on a phone each row of the facts is a card; drawings on white paper turn dark in the dark."""
 SEEN = (
     "The same question goes to the whole model and to models whose cache is smaller. Below each answer stands what "
@@ -51,7 +38,8 @@ def build_page(models: SideBySide) -> gr.Blocks:
         (shown_first, asked_first), alone = samples[0], models.sides[1].title == "compressed"
         with gr.Row():
             with gr.Column():
-                about = _picture(shown_first) if models.sees_images else _text(shown_first)
+                texted = {"label": "text", "lines": 8, "max_lines": 12, "elem_id": "text"}
+                about = _picture(shown_first) if models.sees_images else gr.Textbox(shown_first, **texted)
             with gr.Column():
                 question = gr.Textbox(asked_first, label="question", elem_id="question")
                 settings = _settings(compresses=alone, reads=not models.sees_images)
@@ -89,10 +77,6 @@ def build_page(models: SideBySide) -> gr.Blocks:
             draw, [answers, layer, dark], [*tokens, *groups], trigger_mode="always_last", api_name=False, **shown
         )
     return page
-
-
-def _text(text: str) -> gr.Textbox:
-    return gr.Textbox(text, label="text", lines=8, max_lines=12, elem_id="text")
 
 
 def _picture(shown: str) -> gr.Image:

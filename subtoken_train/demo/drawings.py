@@ -26,7 +26,7 @@ PICTURE_QUESTION = "what is at C2 ?"
 
 
 def presets(pictures: bool = True) -> list[tuple[str, str]]:
-    """(path of a picture, question), the first one on which models differ; or (text, sentence to go on with)."""
+    """Return (path of a picture, question), first one on which models differ; or (text, sentence to go on with)."""
     if not pictures:
         facts = build_task("facts", contexts=1, facts=4, words=250).samples()
         return [(each.prompt[: each.context_characters], each.prompt.rpartition("Answer: ")[2]) for each in facts]
@@ -69,12 +69,9 @@ _matplotlib = threading.Lock()  # its settings are the process's
 
 
 class KeptGroups(NamedTuple):
-    """The value groups that a plan keeps of the tokens of picture or text, behind keys where heads keep their own.
+    """Value groups that a plan keeps of picture or text, behind ``keys`` columns where heads keep keys of their own.
 
-    Attributes:
-        keys: columns that are key-value heads; 0 where a token has all keys or none.
-        shares_LS: share of a layer's kept tokens that keeps each key and group, fp32; ones where all stay.
-        marks_nS: per layer, the keys and groups of each kept token in the prompt's order, bool.
+    ``shares_LS``: share of a layer's kept tokens that keep each key and group; ``marks_nS``: those of each token, bool.
     """
 
     keys: int

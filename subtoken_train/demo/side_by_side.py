@@ -37,14 +37,9 @@ Say = Callable[[str], None]
 
 
 class SideAnswer(NamedTuple):
-    """One model's finished answer, and what is left of its cache to look at.
+    """One model's finished answer, and what is left of its cache: ``batch`` without pixels, ``image`` None for a text.
 
-    Attributes:
-        method: reducer, groups and eviction, as tables name them; ``-`` where nothing is compressed.
-        image: what was asked about; None where it was a text.
-        batch: the prompt, without pixels.
-        undrawn: why kept tokens cannot be drawn on the picture; None where they can.
-        notes: warnings that came with the answer.
+    ``method`` names what compresses; ``undrawn`` says why kept tokens cannot be drawn; ``notes`` are warnings.
     """
 
     title: str

@@ -66,20 +66,25 @@ def region_attention(
     position_ids: Tensor,
     region_BN: Tensor,
     normed: bool = False,
+    most: int | None = None,
 ) -> Tensor:
-    """Average rows ``region_BN``'s attention (none: zeros) over heads, [B, N] in fp32; ``normed``: the norm has run."""
+    """Average rows ``region_BN``'s attention (none: zeros) over heads, [B, N] in fp32; ``normed``: the norm has run.
+
+    ``most``: rows of a sample at most; None: read from the device.
+    """
     attention = LayerAttention(family, layer, hidden_BND, visible_BN, position_ids, normed)
-    return attention_paid(attention.blocks(region_BN)) / region_BN.sum(1, keepdim=True).clamp(min=1)
+    return attention_paid(attention.blocks(region_BN, most)) / region_BN.sum(1, keepdim=True).clamp(min=1)
 
 
 def query_attention(
     family: Family, visible_BN: Tensor, position_ids: Tensor, query_BN: Tensor
 ) -> Callable[[int, Tensor], Tensor]:
     """Make a pass's ``RoutingState.query_attention``: ``region_attention`` of the question rows, without dropout."""
+    most = int(query_BN.sum(-1).max())
 
     def paid(layer: int, normed_BND: Tensor) -> Tensor:
         with evaluation_mode(family.decoder.layers[layer].self_attn):
-            return region_attention(family, layer, normed_BND, visible_BN, position_ids, query_BN, normed=True)
+            return region_attention(family, layer, normed_BND, visible_BN, position_ids, query_BN, True, most)
 
     return paid
 
@@ -108,9 +113,9 @@ class LayerAttention:
         _, self.key_BhNd = family.rotate(layer, key[:, :0], key, (self.cos, self.sin))  # without queries
 
     @torch.no_grad()
-    def blocks(self, marks_BN: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def blocks(self, marks_BN: Tensor, most: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the attention of marked rows as ``View.blocks`` does; one block at least."""
-        for index_BR, valid_BR in _row_blocks(marks_BN):
+        for index_BR, valid_BR in _row_blocks(marks_BN, most):
             yield index_BR.masked_fill(~valid_BR, -1), self.heads(index_BR).to(marks_BN.device)
 
     @torch.no_grad()
@@ -145,8 +150,8 @@ class LayerAttention:
         return masked.softmax(-1)
 
 
-def _row_blocks(marks_BN: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    index_BR, valid_BR = kept_index(marks_BN, pad_left=False)
+def _row_blocks(marks_BN: Tensor, most: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    index_BR, valid_BR = kept_index(marks_BN, pad_left=False, longest=most)
     if not index_BR.shape[1]:  # nothing is marked: a row that does not count
         valid_BR = marks_BN[:, :1]
         index_BR = valid_BR.long()

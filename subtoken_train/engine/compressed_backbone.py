@@ -13,10 +13,12 @@ Legend: B batch, N positions before the reducer, M positions after it, D model w
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
@@ -64,14 +66,19 @@ class CompressedBackbone(nn.Module):
             if bank.config.budget == "ranked":
                 reducer.check_ranks()
             cuts = f"reducer {reducer.name!r} cuts rows between layers: use one of stage embeds or tower, or none"
-            drops = f"before reducer {reducer.name!r} drops a token: use reducer none, or byte_pool 'layer'"
             between, pool = bank.config.budget == "bytes" and reducer.stage == "decoder", bank.config.byte_pool
+            drops = f"before reducer {reducer.name!r} drops a token: use reducer none, or byte_pool 'layer'"
+            reach = "byte_pool 'learned' divides contexts that all layers see"
             gates = "budget 'delayed' counts a delay in the tokens of whole prompts"
             refuse(
                 (bank.gated and reducer.acts, f"{gates}: use reducer none"),
                 (bank.gated and any(family.windows), f"{gates} that all layers see: use a model without windows"),
                 (between, f"budget 'bytes' drops keys in every layer alike, and {cuts}"),
-                (pool == "all" and reducer.acts, f"byte_pool 'all' chooses among whole contexts, {drops}"),
+                (
+                    pool in ("all", "learned") and reducer.acts,
+                    f"byte_pool {pool!r} chooses among whole contexts, {drops}",
+                ),
+                (pool == "learned" and any(family.windows), f"{reach}: use 'all', or a model without windows"),
             )
             values = [family.projection(layer, "v") for layer in range(family.shape.num_layers)]
             outputs = [layer.self_attn.o_proj for layer in family.decoder.layers]
@@ -112,7 +119,7 @@ class CompressedBackbone(nn.Module):
         return anew and self.family.tower_positions == "renumber"
 
     def promised_fraction(self, samples: Sequence[int], key_channels: float = 1.0, key_axes: KeyAxes = "own") -> float:
-        """Share of the region's KV that is promised, without the index, for ``samples`` of so many tokens."""
+        """Return the promised share of the region's KV, without the index, for ``samples`` of so many tokens."""
         region = (Region.CONTEXT if self.family.image_token_id is None else Region.VISUAL).label
         shape, budget = self.family.shape, replace(self.group_budget, key_channels=key_channels, key_axes=key_axes)
         layers = [self.reducer.layer_tokens(tokens, shape.num_layers) for tokens in samples if tokens]
@@ -367,11 +374,6 @@ class Cutting:
 
 def images_of_samples(tokens: Sequence[int], sizes: Sequence[int]) -> list[int]:
     """List every sample's images, from its tokens and the batch's image sizes (of a video a frame or two)."""
-    counts, image = [], 0
-    for own in tokens:
-        first, seen = image, 0
-        while seen < own:
-            seen, image = seen + sizes[image], image + 1
-        assert seen == own
-        counts.append(image - first)
-    return counts
+    bounds = [*accumulate(sizes, initial=0)]
+    ends = [bisect_left(bounds, end) for end in accumulate(tokens, initial=0)]
+    return [last - first for first, last in pairwise(ends)]

@@ -1,8 +1,7 @@
 """A folder of results: what it says of itself, and the records of an arm on a task.
 
-``ARM/TASK/manifest.json`` is written before the first answer, ``ARM/TASK/samples-RANK-of-PROCESSES.jsonl`` (one
-``SampleRecord`` a line) as batches finish; a line that was cut off is taken away. Scores are no file: they are computed
-from the records, by the task's metric, whenever they are asked for.
+``ARM/TASK/manifest.json`` is written before the first answer, ``samples-RANK-of-PROCESSES.jsonl`` (one ``SampleRecord``
+a line) as batches finish. Scores are computed from the records, by the task's metric, whenever they are asked for.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ MANIFEST_FILE = "manifest.json"
 SAMPLES_GLOB = "samples-*.jsonl"
 MAX_LINE = 2**24
 """Bytes of one record."""
-COUNTS = [field.name for field in fields(Measured) if field.name not in ("kept_visual", "emptied")]
+COUNTS = [field.name for field in fields(Measured) if field.name != "emptied"]
 """Numbers of a record that are measured."""
 _WRITTEN = {
     "backbone": re.compile(r".*\S.*", re.DOTALL),
@@ -39,7 +38,6 @@ _WRITTEN = {
     "eviction": re.compile(r"\S.*"),
 }
 """Forms of those ``ArmFacts`` that are read again."""
-_HEX = re.compile("(?:[0-9a-f]{2})*")
 SAME = ("dtype", "max_length", "adapter_sha256", "reducer", "eviction_options", "calibration_sha256", "seed")
 """Settings that change answers and that ``ArmFacts`` do not tell."""
 COUNTED_ANEW = frozenset({"quest", "visionzip", "fastervlm", "prumerge"})
@@ -188,11 +186,12 @@ class SampleRecord(Measured):
     def parse(cls, line: str | bytes, place: str) -> SampleRecord:
         """Read ``line`` back; ``place`` is file and line, for the message."""
         with at_place(f"{place} is not a record of a sample (", ")"):
-            record = typed(cls, parse_json(line, "line"), "line")
+            content = parse_json(line, "line")
+            if isinstance(content, dict):
+                content.pop("kept_visual", None)  # of versions before 0.4: the visual tokens that stayed, as bits
+            record = typed(cls, content, "line")
         for name in COUNTS:
             check_range(f"{place}: {name}", getattr(record, name), name == "batch_size")
-        if record.kept_visual is not None and _HEX.fullmatch(record.kept_visual) is None:
-            raise ValueError(f"{place}: kept_visual is {shown(record.kept_visual)}; it must be hexadecimal digits")
         return record
 
 

@@ -230,7 +230,7 @@ def _ranked(scores_BhN: Tensor, competes_BN: Tensor, protected_BN: Tensor) -> Te
 
 
 def fitting(name: str, window: float, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
-    """The scores; a window of a fixed length whose competing entries are more than may stay is refused."""
+    """Return the scores; refuse a window of a fixed length whose competing entries are more than may stay."""
     least_B = count_Bh if count_Bh.dim() == 1 else count_Bh.amin(-1)
     if isinstance(window, int) and bool(((scores.protected_BN & competes_BN).sum(-1) > least_B).any()):
         words = f"{name} window={window} is larger than the budget of {int(least_B.min())} entries"

@@ -26,14 +26,14 @@ def competing_counts(candidates: Candidates) -> Tensor:
 
 
 def divided(weight_LB: Tensor, candidates: Candidates, least: float = 0.0) -> Tensor:
-    """The whole budget divided by weights; a layer keeps the share ``least`` of its entries, and one at least."""
+    """Divide the whole budget by weights; a layer keeps the share ``least`` of its entries, and one at least."""
     budget_LB, most_LB = candidates.budget_LB, competing_counts(candidates)
     least_LB = torch.minimum((least * most_LB).long(), budget_LB).clamp(min=1)
     return divide_budget(weight_LB, budget_LB.sum(0), least_LB, most_LB)
 
 
 def claims(scores: list[Scores]) -> Tensor:
-    """Claims of the layers, fp32 [L, B]."""
+    """Return the claims of the layers, fp32 [L, B]."""
     return torch.stack([each.weight_B for each in scores if each.weight_B is not None])
 
 

@@ -91,7 +91,7 @@ class DuoAttention(Eviction):
 
 
 def attention_outside(view: View, sinks: int, recent: int) -> Tensor:
-    """Share of a head's attention, mean over all rows, on what streaming would not hold, [B, h], in [0, 1]."""
+    """Average over all rows a head's attention on what streaming would not hold, [B, h], in [0, 1]."""
     entries_BN, kv_heads = view.entries_BN, view.key_BhNd.shape[1]
     place_BN = entries_BN.cumsum(-1)
     outside_BH = torch.zeros(view.query_BHNd.shape[:2], device=entries_BN.device)

@@ -228,7 +228,7 @@ class PrefixKV(Elastic):
 
 
 def prefix_curve(scores_BN: Tensor, competes_BN: Tensor) -> Tensor:
-    """Share of the competing attention that the best entries hold together, [B, N], rising to 1, then ``inf``."""
+    """Return the share of competing attention that the best entries hold, [B, N], rising to 1, then ``inf``."""
     ranked_BN = scores_BN.masked_fill(~competes_BN, 0.0).sort(dim=-1, descending=True).values
     held_BN = ranked_BN.cumsum(-1)
     held_BN = held_BN / held_BN[:, -1:].clamp(min=torch.finfo(torch.float32).tiny)

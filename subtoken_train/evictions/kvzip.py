@@ -149,7 +149,7 @@ class KVgrad(KVzip):
 
     def _received(self, chosen: View) -> Tensor:
         value_BhCd, heads = chosen.value_BhNd.float(), chosen.query_BHNd.shape[1]
-        weights, group = chosen.output_weight().unflatten(1, (heads, -1)).unbind(1), heads // value_BhCd.shape[1]
+        weights, group = chosen.output_weight().chunk(heads, 1), heads // value_BhCd.shape[1]
         norms = [(value_BhCd[:, i // group] @ own_Dd.T).norm(dim=-1) for i, own_Dd in enumerate(weights)]
         slope_BN = F.pad(chosen.slope_BS, (value_BhCd.shape[2], 0))  # entries are no rows
         return chosen.received(weight_BN=slope_BN, largest=True) * torch.stack(norms, 1)

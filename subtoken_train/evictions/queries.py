@@ -266,7 +266,7 @@ class CapKV(Eviction):
         alike_BHN = grouped_products(F.normalize(mean_BHd, dim=-1)[:, :, None], unit_BhNd)
         alike_BHN = alike_BHN.masked_fill(~counted_BN[:, None], -torch.inf)
         weight_BHN = (self.tau * (alike_BHN - alike_BHN.amax(-1, keepdim=True))).exp().nan_to_num(0)  # none is counted
-        weight_BhGN = weight_BHN.unflatten(1, (unit_BhNd.shape[1], -1))
+        weight_BhGN = weight_BHN.view(*unit_BhNd.shape[:2], -1, unit_BhNd.shape[2])
         capacity_BhGdd = (value_Bh1Nd * weight_BhGN[..., None]).mT @ value_Bh1Nd
         capacity_BhGdd.diagonal(dim1=-2, dim2=-1).add_(1)
         half_BhGdN = torch.linalg.solve_triangular(torch.linalg.cholesky(capacity_BhGdd), value_Bh1Nd.mT, upper=False)

@@ -102,7 +102,7 @@ class Threshold:
     def keep(
         self, method: Eviction, scores: list[Scores], candidates: Candidates, recent_LBN: list[Tensor]
     ) -> list[Tensor]:
-        """Entries that stay, per layer bool [B, h, N] (h = 1: one set for all heads), what does not compete too."""
+        """Mark what stays, per layer bool [B, h, N] (h = 1: one set for all heads), what does not compete too."""
         layers = zip(scores, candidates.regions_LBN, candidates.competes_LBN, recent_LBN, strict=True)
         return [
             (self.reached(method, each.scores_BhN) & competes_BN[:, None])

@@ -151,7 +151,8 @@ class VLCache(Eviction):
 
     def score(self, view: View) -> Scores:
         last = self.window == "last"
-        blocks = view.blocks(last_marked(view.entries_BN, self.window_size) if last else task_rows(view.regions_BN))
+        rows_BN = last_marked(view.entries_BN, self.window_size) if last else task_rows(view.regions_BN)
+        blocks = view.blocks(rows_BN, among=self.window_size if last else task_rows)
         sums_BHN, density_BH = post_vision_statistics(blocks, view.entries_BN, self.threshold)
         scores_BhN = over_groups(sums_BHN, view.key_BhNd.shape[1])
         nothing_BN = torch.zeros_like(view.entries_BN)
@@ -273,7 +274,7 @@ class TGVKV(Eviction):
 
 
 def text_rows(regions_BN: Tensor) -> Tensor:
-    """Entries that are no visual tokens, bool [B, N]."""
+    """Mark the entries that are no visual tokens, bool [B, N]."""
     return (regions_BN != Region.PADDING) & (regions_BN != Region.VISUAL)
 
 

@@ -330,7 +330,8 @@ def pair_counts(
     """
     equal_B = total_B // scores_BhN.shape[1]
     floor_B = torch.maximum(floor_B, torch.minimum((protected_BN & competes_BN).sum(-1), equal_B))
-    first_BhN = keep_best_entries(scores_BhN, competes_BN, protected_BN, floor_B)
+    known = (0, 0, scores_BhN.shape[-1])  # as little as that: nothing is read
+    first_BhN = keep_best_entries(scores_BhN, competes_BN, protected_BN, floor_B, known=known)
     limits = torch.finfo(torch.float32)
     rank_BhN = scores_BhN.float().clamp(limits.min, limits.max).masked_fill(first_BhN, torch.inf)
     return pooled_counts(rank_BhN.masked_fill(~competes_BN[:, None], -torch.inf), total_B, 0)

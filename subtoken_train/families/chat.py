@@ -1,9 +1,8 @@
 r"""Chat formats of families: the texts around questions and answers, as templates, and LLaVA's conversation modes.
 
-Source: haotian-liu/LLaVA at c121f043, ``Conversation.get_prompt``, and ``preprocess_plain`` of ``train.py``. LLaVA's
-own evaluation writes the system text; transformers' chat template of LLaVA-1.5 does not. ``plain`` is LLaVA's first
-stage of pre-training: ``<s><image>caption\n``, the question left out; a prompt to be answered is ``<s>question\n``.
-``mistral_instruct`` (LLaVA-NeXT on Mistral) and ``chatml_direct`` (its 34B) cannot be chosen.
+Source: haotian-liu/LLaVA at c121f043, ``Conversation.get_prompt``, and ``preprocess_plain`` of ``train.py``; its own
+evaluation writes the system text. ``plain`` is its first stage of pre-training: ``<s><image>caption\n``; a prompt to be
+answered is ``<s>question\n``. ``mistral_instruct`` and ``chatml_direct`` (LLaVA-NeXT) cannot be chosen.
 """
 
 import re

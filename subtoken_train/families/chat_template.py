@@ -1,10 +1,8 @@
 """Conversations in a tokenizer's own chat template: the text, its parts, and what assistants say in it.
 
 A template is somebody else's program: it runs in transformers' sandbox, for at most ``MAX_STEPS`` of its lines and
-``MAX_WRITTEN`` characters. What looks like a special token in a content is text: a rendered text is for ``tokenise``.
-
-Where a message stands is found by rendering the conversation once more with marks around each content that no text can
-hold; without them that rendering must be the conversation.
+``MAX_WRITTEN`` characters. What looks like a special token in a content is text. Where a message stands is found by
+rendering once more with marks around each content; without them that rendering must be the conversation.
 """
 
 import re

@@ -1,10 +1,9 @@
-r"""Idefics3 and SmolVLM in the transformers 5 format: SigLIP tiles, 4, 9 or 16 patches a token, Llama or SmolLM2.
+"""Idefics3 and SmolVLM in the transformers 5 format: SigLIP tiles, 4, 9 or 16 patches a token, Llama or SmolLM2.
 
 A picture's longer side is scaled to four tiles, its sides are rounded up to whole tiles, and it is cut; the whole
-picture, scaled to one tile, follows. Each tile's patches are merged (pixel shuffle): 64 tokens of 512 x 512 pixels in
-SmolVLM-256M and -500M, 81 of 384 x 384 in -2.2B, 169 of 364 x 364 in Idefics3. The marks of tiles and their places
-(``<row_1_col_2>``, ``<global-img>``) and newlines are rows of text, which no reducer drops. SmolVLM2's videos are not
-taken: its processor writes the number of frames in words.
+picture, scaled to one tile, follows. Each tile's patches are merged (pixel shuffle), to 64 to 169 tokens. The marks of
+tiles (``<row_1_col_2>``, ``<global-img>``) and newlines are rows of text, which no reducer drops. SmolVLM2's videos are
+not taken: its processor writes the number of frames in words.
 
 Legend: B batch, I tiles, M tiles of the sample with the most, P patches of a tile, T visual tokens of a tile, c width
 of a patch, C of a merged token, D model width.

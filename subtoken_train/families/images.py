@@ -1,8 +1,7 @@
 """Images and videos of a prompt: made upright RGB, padded to squares, counted; PIL only.
 
-``rgb_pixels`` turns an image as EXIF says, else XMP's ``tiff:Orientation``, shows what is transparent as white, and
-converts without colour profiles. Greys of 16 bits (``I;16``, ``I`` of PNG or PPM) are divided by 257; other whole
-numbers and floats (``I``, ``F``) name no depth and are refused.
+``rgb_pixels`` turns an image as EXIF or XMP says, shows what is transparent as white, and ignores colour profiles.
+Greys of 16 bits are divided by 257; numbers without a depth (``I``, ``F``) are refused.
 """
 
 import math

@@ -1,9 +1,8 @@
 r"""Tells marks of pictures from text that only looks like them: ``<image>`` from ``\<image>``, ``<video>`` likewise.
 
-Such text, and what people write that looks like a special token (``<|im_end|>``), must reach the model as characters.
-Prompts are rendered with a stand-in (half of a character, which texts are refused for) for each character of it;
-special tokens in a rendered text are then the template's. It is tokenised by a copy of the tokenizer in which special
-tokens have names that the text does not hold.
+Such text, and what looks like a special token (``<|im_end|>``), must reach the model as characters. Prompts are
+rendered with a stand-in (half a character) for each; special tokens in a rendered text are then the template's. It is
+tokenised by a copy of the tokenizer in which special tokens have names that the text does not hold.
 """
 
 import json

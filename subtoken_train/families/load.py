@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import AutoConfig, GgufConfig
@@ -250,8 +250,7 @@ def _put_together(family: type[Family], model: Any, processor: Any, config: Back
         made.choose_chat(config.template, config.system)
     if config.image_aspect_ratio is not None:
         made.pad_images()
-    whole: Family = made
-    return whole
+    return cast("Family", made)
 
 
 _PYTHON_TYPE = re.compile(r"<class '(?:NoneType|([\w.]+))'>")
@@ -272,7 +271,7 @@ def _read_config(config: BackboneConfig) -> Any:
     if is_gguf(source):
         files.check_gguf(Path(source))
     try:
-        if Path(source).is_dir() and not (Path(source) / "config.json").is_file():
+        if Path(source).exists() and not is_gguf(source) and not (Path(source) / "config.json").is_file():
             raise FileNotFoundError(source)
         if Path(source).is_dir():
             files.check_local_files(Path(source))

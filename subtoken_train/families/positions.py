@@ -1,11 +1,9 @@
 """Positions that a model was made for, and rotary angles that depend on how long a sequence is.
 
-``max_position_embeddings`` says the original length in some files (Qwen's yarn) and the extended one in others (Llama
-3.1, Phi-3), so the larger of it and ``original x factor`` counts. Nothing is refused past it, as in transformers.
-
-``dynamic`` and ``longrope`` change their frequencies with the length. A prompt has those of its own length, however it
-is run, and every later call those of its last position, as on a fresh model. Keys in a cache stay as they were turned;
-in a batch the longest sample decides.
+``max_position_embeddings`` is the original length in some files (Qwen's yarn) and the extended one in others (Llama
+3.1), so the larger of it and ``original x factor`` counts. Nothing is refused past it, as in transformers. ``dynamic``
+and ``longrope`` change their frequencies with the length: a prompt has those of its own, every later call those of its
+last position; keys in a cache stay as they were turned; in a batch the longest sample decides.
 
 Legend: B batch, N positions, d head width.
 """

@@ -1,8 +1,7 @@
 """Find out whether a language model that no test here knows is served: by its modules, then on random tokens.
 
-``check_structure`` reads no weight. ``prove`` runs a few tokens by the model's own ``forward``, and as they run here,
-the last ones from a packed cache, and compares every layer's queries, keys and values. Windows are narrowed, so that
-they are seen to act. Nothing is changed.
+``check_structure`` reads no weight. ``prove`` runs a few tokens by the model's own ``forward`` and as they run here,
+windows narrowed and the last ones from a packed cache, and compares every layer's queries, keys and values.
 
 Legend: B batch (1), N tokens, H query heads, h key-value heads, d head width, V vocabulary.
 """

@@ -1,8 +1,7 @@
 """Pictures of Qwen's VLMs: sizes, patches, grids, runs of placeholders, processor names and mRoPE positions.
 
-A video is one layer of patches per two frames (the last frame twice where they are odd). Frames are scaled by PIL, as
-images: torchvision's pixels, in the published video processors, differ in the last bits. A video takes at most
-``VIDEO_LAYERS`` times the pixels of an image, a bound of ours.
+A video is one layer of patches per two frames (the last frame twice where they are odd), at most ``VIDEO_LAYERS`` times
+the pixels of an image (a bound of ours). Frames are scaled by PIL: torchvision's pixels differ in the last bits.
 
 Legend: B batch, N positions, I images and videos, V videos, F frames, P patches of a frame.
 """

@@ -317,14 +317,13 @@ def attention_blocks(
     scale: float,
     offset: int = 0,
     window: SlidingWindow | None = None,
-    block: int = BLOCK,
+    most: int | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Walk over the marked rows: yields (index_BW, probabilities [B, H, W, N]) with at most ``block`` rows each.
+    """Walk over the marked rows: yields (index_BW, probabilities [B, H, W, N]) with at most ``BLOCK`` rows each.
 
-    ``rows_BN``: the rows that are wanted, bool; a sample with fewer of them pads ``index_BW`` with -1.
+    ``rows_BN``: the rows that are wanted, bool; -1 in ``index_BW`` is none. ``most``: see ``attention_received``.
     """
-    index_BR = _marked(rows_BN)
-    for index_BW in torch.split(index_BR, block, 1) if index_BR.shape[1] else ():
+    for index_BW, _, _ in _blocks_of_rows(rows_BN, keys_BN, offset, window, most):
         yield index_BW, attention_rows(query_BHNd, key_BhNd, index_BW, keys_BN, scale, offset, window)
 
 

@@ -29,15 +29,15 @@ from subtoken_train.types import KeyTurn
 BLOCK = 4096  # entries whose squares exist at a time
 
 
-def query_energy(query_BHNd: Tensor, rows_BN: Tensor, kv_heads: int) -> Tensor:
+def query_energy(query_BHNd: Tensor, rows_BN: Tensor, kv_heads: int, most: int | None = None) -> Tensor:
     """Return the mean square of marked rows' queries in each channel of a key-value head, [B, h, d]; 0 without rows."""
-    mean_BHd = asking(query_BHNd, rows_BN).square().sum(1) / rows_BN.sum(-1).clamp(min=1)[:, None, None]
+    mean_BHd = asking(query_BHNd, rows_BN, most).square().sum(1) / rows_BN.sum(-1).clamp(min=1)[:, None, None]
     return mean_BHd.view(len(mean_BHd), kv_heads, -1, mean_BHd.shape[-1]).mean(2)
 
 
-def asking(query_BHNd: Tensor, rows_BN: Tensor) -> Tensor:
-    """Return the queries of the marked rows, [B, W, H, d] in fp32; a sample with fewer than W has zeros behind them."""
-    places_BW, asks_BW = kept_index(rows_BN, pad_left=False)
+def asking(query_BHNd: Tensor, rows_BN: Tensor, most: int | None = None) -> Tensor:
+    """Return marked rows' queries, [B, W, H, d] in fp32, zeros behind fewer than W; ``most``: W, None reads it."""
+    places_BW, asks_BW = kept_index(rows_BN, pad_left=False, longest=most)
     return take_rows(query_BHNd.transpose(1, 2), places_BW).float() * asks_BW[..., None, None]
 
 
@@ -72,9 +72,9 @@ def turn_of(
     return KeyTurn(centre_Bh1d.half(), mirrors_Bhdr, joint_Bhrr), channels_Bhd
 
 
-def query_lengths(query_BHNd: Tensor, rows_BN: Tensor, kv_heads: int) -> Tensor:
+def query_lengths(query_BHNd: Tensor, rows_BN: Tensor, kv_heads: int, most: int | None = None) -> Tensor:
     """Return w: the length of each channel over the marked rows of the group's mean query, [B, h, d] in fp32."""
-    query_BWHd = asking(query_BHNd, rows_BN)
+    query_BWHd = asking(query_BHNd, rows_BN, most)
     pooled_BWhd = query_BWHd.view(*query_BWHd.shape[:2], kv_heads, -1, query_BWHd.shape[-1]).mean(3)
     length_Bhd = pooled_BWhd.square().sum(1).sqrt()
     return torch.maximum(length_Bhd, LEAST * length_Bhd.median(-1, keepdim=True).values)

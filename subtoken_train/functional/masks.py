@@ -87,7 +87,7 @@ def group_counts(mask_BNS: Tensor, routed_BN: Tensor) -> Tensor:
 
 
 def group_usage(mask_BNS: Tensor, routed_BN: Tensor) -> Tensor:
-    """Share of the kept (token, group) pairs that falls on each group, [S]; zeros where nothing is kept."""
+    """Return the share of the kept (token, group) pairs that falls on each group, [S]; zeros where nothing is kept."""
     counts_S = group_counts(mask_BNS, routed_BN).float()
     return counts_S / counts_S.sum().clamp(min=1)
 
@@ -110,6 +110,31 @@ def by_relevance(mask_BNS: Tensor, relevance_BN: Tensor, routed_BN: Tensor) -> t
     order_BN = top_indices(relevance_BN.float().masked_fill(~routed_BN, -torch.inf), routed_BN.shape[1])
     kept_BN, relevance_BN = mask_BNS.sum(-1).gather(1, order_BN), relevance_BN.gather(1, order_BN)
     return kept_BN, relevance_BN, routed_BN.gather(1, order_BN)
+
+
+def mask_entropy(mask_BNS: Tensor, routed_BN: Tensor) -> Tensor:
+    """Measure how much masks differ between tokens: 0 where all keep the same groups, 1 where all are kept as often.
+
+    The mean over groups of the binary entropy of "a routed token keeps this group", over its largest value at the same
+    number of kept pairs.
+    """
+    share_S = group_counts(mask_BNS, routed_BN).float() / routed_BN.sum().clamp(min=1)
+    largest = _binary_entropy(share_S.mean())
+    ratio = _binary_entropy(share_S).mean() / largest.clamp(min=1e-12)
+    return torch.where(largest > 0, ratio.clamp(max=1), 0.0)
+
+
+def choice_entropy(logits_BNS: Tensor, routed_BN: Tensor) -> Tensor:
+    """Return the mean softmax entropy over a token's groups, over log S: 1 undecided, 0 decided (or no token)."""
+    if logits_BNS.shape[-1] == 1:
+        return logits_BNS.new_zeros(())
+    logs_BNS = logits_BNS.float().log_softmax(-1)
+    entropy_BN = -(logs_BNS.exp() * logs_BNS).sum(-1) / math.log(logits_BNS.shape[-1])
+    return entropy_BN.masked_fill(~routed_BN, 0.0).sum() / routed_BN.sum().clamp(min=1)
+
+
+def _binary_entropy(share: Tensor) -> Tensor:
+    return -(torch.xlogy(share, share) + torch.xlogy(1 - share, 1 - share))
 
 
 _LEAST_NORM = 1e-6  # added to norms, so that an empty group has a logarithm

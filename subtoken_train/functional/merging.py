@@ -43,7 +43,7 @@ def merged(
 
 
 def nearest_key(key_BhNd: Tensor, kept_BhN: Tensor, dropped_BhN: Tensor) -> tuple[Tensor, Tensor]:
-    """For every dropped row the kept one of its head whose key is most like its own, and the cosine, [B, h, N]."""
+    """Find for every dropped row the kept one of its head whose key is most like its own, and the cosine, [B, h, N]."""
     shape, length = kept_BhN.shape, kept_BhN.shape[2]
     unit_RNd = functional.normalize(key_BhNd.flatten(0, 1).float(), dim=-1)
     kept_RK, stays_RK = kept_index(kept_BhN.flatten(0, 1), pad_left=False)

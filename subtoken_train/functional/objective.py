@@ -28,7 +28,7 @@ def distillation_loss(logits_LV: Tensor, teacher_LV: Tensor, temperature: float)
 
 
 def balance_loss(logits_BNS: Tensor, hard_BNS: Tensor, routed_BN: Tensor) -> Tensor:
-    """S * sum_g f_g P_g of each sample, [B] in fp32; f is the share of selections, P the mean softmax probability.
+    """Return S * sum_g f_g P_g of each sample, [B] in fp32; f: share of selections, P: mean softmax probability.
 
     A sample without a routed token gives 0, still connected to the logits (DDP). READING. The paper gives its weight,
     0.01, but neither form nor scale (appendix B.1). This is the form of mixture-of-experts routers, scaled so that

@@ -32,13 +32,14 @@ def best_in_bytes(
     competes_BhN: Tensor,
     always_BhN: Tensor,
     costs: EntryCosts,
-    budget_B: Tensor,
+    budget: Tensor,
     pooled: bool,
 ) -> tuple[Tensor, Tensor]:
     """Choose keys, bool [B, h, N], and value groups, bool [B, h, N, s], of each sample within its bytes.
 
     ``competes_BhN``: entries that may stay, bool; ``always_BhN``: of these, those that stay whole, before all others;
-    [B, 1, N] where all heads have the same. Heads share one pool if ``pooled``, else each has ``budget_B``.
+    [B, 1, N] where all heads have the same. Heads share one pool of ``budget`` bytes, int64 [B], if ``pooled``; else
+    each has as many, or its own, [B, h].
     """
     batch, heads, length = key_BhN.shape
     if not length:
@@ -49,7 +50,7 @@ def best_in_bytes(
         return of_heads.transpose(1, 2).flatten(1, 2) if pooled else of_heads.flatten(0, 1)
 
     competes_RM, always_RM = (by_pool(marks.expand(-1, heads, -1)) for marks in (competes_BhN, always_BhN))
-    budget_R = budget_B.repeat_interleave(times)
+    budget_R = budget.reshape(batch, -1).expand(-1, times).flatten()
     kept_RM, groups_RMs = _spent(by_pool(key_BhN), by_pool(groups_BhNs), competes_RM, always_RM, costs, budget_R)
     if pooled:
         kept_BNh = kept_RM.reshape(batch, length, heads)

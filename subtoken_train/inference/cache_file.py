@@ -74,8 +74,7 @@ def made_by(
 def write_cache(path: Path, head: CacheHeader, cache: PackedCache, shape: PackedShape, overwrite: bool = False) -> Path:
     """Write a cache to which nothing was appended, whole or not at all."""
     check_file(path)
-    if not overwrite and os.path.lexists(path):
-        raise ValueError(f"{path} exists; name another file, or pass overwrite=True")
+    refuse((not overwrite and os.path.lexists(path), f"{path} exists; name another file, or pass overwrite=True"))
     packed, tensors = packed_tensors(cache)
     tensors = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
     for name, tensor in tensors.items():  # safetensors takes none that is a part of another
@@ -101,7 +100,7 @@ def read_cache(path: Path, backbone: CompressedBackbone, compression: Compressio
             # copies: what is read is a map of the file, which somebody may change or cut
             tensors = {name: file.get_tensor(name).clone() for name in list(file.keys())}
     except OSError as error:
-        raise ValueError(f"cache file {path} cannot be read ({error.strerror or type(error).__name__})") from None
+        raise ValueError(f"{path} cannot be read; check the path ({error.strerror or type(error).__name__})") from None
     except SafetensorError as error:
         raise ValueError(f"{path} is not a whole safetensors file: {str(error)[:160]}") from error
     if digest != _digest(text, tensors):
@@ -159,11 +158,7 @@ def _metadata(path: Path) -> tuple[str, str]:
 def _content(text: str, path: Path) -> dict[str, Any]:
     content: dict[str, Any] = checked(dict[str, Any], parse_json(text, str(path)), str(path))
     version = checked(int, content.get("version"), f"{path}: version")
-    late = f"this version reads up to {VERSION}; please upgrade"
-    refuse(
-        (version > VERSION, f"{path} has version {version}, {late}"),
-        (version < 1, f"{path} has version {version}; versions count from 1"),
-    )
+    refuse((not 1 <= version <= VERSION, f"{path} has version {version}; 1 to {VERSION} are read: please upgrade"))
     return content
 
 

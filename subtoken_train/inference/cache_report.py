@@ -204,9 +204,6 @@ class Measured:
     entries_before: int  # (token, layer) entries of the region
     entries_after: int  # those that any head keeps
     values_after: float  # their stored values, a layer's stored mean among them, in whole ones
-    kept_visual: str | None
-    """Visual tokens that the last layer keeps, a bit each, in hexadecimal, the first token highest; None without visual
-    tokens, and where they are merged into tokens without a place (VisionZip on LLaVA)."""
     emptied: dict[str, int] = field(default_factory=dict)  # region -> layers that keep nothing of it
     unread_bytes: int = 0  # of ``kv_bytes``, what one new token does not read
     new_tokens: int
@@ -260,7 +257,6 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache
     whole_bytes_LB = [_whole_bytes(layer, own, in_region_BM, plan.layout) for layer, own in layers]
     entries_B, whole_B = entries_LB.sum(0).tolist(), whole_LB.sum(0).tolist()
     filled = sum(each.filled for each in plan.layers)
-    kept = [None] * len(tokens_B) if backbone.placeless else _kept_visual(opened)
     emptied = emptied_regions(plan, regions_BM, held_LBM)
 
     def outcome(b: int, shares: tuple[Share, ...]) -> Outcome:
@@ -276,7 +272,6 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache
             entries_before=region_B[b],
             entries_after=entries_B[b],
             values_after=round(channels / shape.value_dim, 4),
-            kept_visual=kept[b],
             emptied=emptied[b],
             keys_after=round(key_channels_B[b] / shape.value_dim, 4),
             batch_size=len(tokens_B),
@@ -317,15 +312,3 @@ def _whole_bytes(layer: PackedLayer, plan: LayerPlan, in_region_BM: Tensor, layo
             total[sample] += kind.form.bytes_of(slices, key_width, layer.dtype, "keys")
             total[sample] += kind.form.bytes_of(slices, width, layer.dtype, "values")
     return total
-
-
-def _kept_visual(opened: Prefill) -> list[str | None]:
-    visual_BM, last = opened.regions_BM == Region.VISUAL, opened.plan.layers[-1].entries_BN
-    kept: list[str | None] = []
-    for visual, entries in zip(visual_BM.cpu(), last.cpu(), strict=True):
-        stays = torch.zeros_like(visual)
-        stays[entries[entries >= 0]] = True
-        bits = "".join(str(int(bit)) for bit in stays[visual].tolist())
-        digits = -(-len(bits) // 4)
-        kept.append(f"{int(bits.ljust(4 * digits, '0'), 2):0{digits}x}" if bits else None)
-    return kept

@@ -257,8 +257,7 @@ def written_keep(written: object) -> dict[str, Any]:
     """Return the fields of a ``Compression`` for a written budget or threshold."""
     if (threshold := written_threshold(written)) is not None:
         return {"threshold": threshold}
-    keep, unit = parse_keep(str(written))
-    return {"keep": keep, "unit": unit}
+    return dict(zip(("keep", "unit"), parse_keep(str(written)), strict=True))
 
 
 BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
@@ -338,6 +337,7 @@ def compression_of(settings: CompressionSettings, beside: Collection[str] = ()) 
     built = isinstance(method, Eviction) and f"go with a name; {method.name} is built, with settings of its own"
     why = built or "need an eviction, for instance eviction='snapkv'"
     refuse((options and not isinstance(method, str), f"eviction_options={options!r} {why}"))
+    refuse((not isinstance(options, Mapping | None), f"eviction_options={options!r} must be a dict of settings"))
     method = build_eviction(method, **(options or {})) if isinstance(method, str) else method
     kind = f"eviction is of type {type(method).__name__}; give a name, or what build_eviction returns"
     refuse((not isinstance(method, Eviction | None), kind))

@@ -88,7 +88,7 @@ def prompt_bytes(
     shape: kv.KVShape,
     layout: Layout,
 ) -> Tensor:
-    """Bytes of a choice of entries, [B, h or 1, M] per layer, under ``masks`` [B, M, S] of value groups, int64 [B]."""
+    """Count bytes, int64 [B], of chosen entries, [B, h or 1, M] per layer, under ``masks`` [B, M, S] of groups."""
     width, heads, key_channels = shape.head_dim, shape.num_kv_heads, budget.key_channels
     beside, basis = kv.fill_bytes(shape, budget), kv.basis_bytes(shape, budget)
     total_B = torch.zeros_like(kept_LBhM[0][:, 0, 0], dtype=torch.long)
@@ -243,11 +243,6 @@ class EvictionPass:
             total = sum(int(in_scope_BM[place].sum()) * scores_BhM.shape[1] for scores_BhM, in_scope_BM, _ in own)
             prompts += [ScoredPrompt(scores, total - len(scores))] if total else []
         return prompts
-
-    def forget(self) -> None:
-        """Let the layers go that were seen: the next one is kept alone."""
-        self.scores.clear()
-        self.rows.clear()
 
     def _last_row(self, regions_BM: Tensor) -> Tensor:
         return last_marked(regions_BM != Region.PADDING, int(not self.followed))

@@ -36,6 +36,7 @@ from subtoken_train.inference.prompt_inputs import IMAGE_INPUTS
 from subtoken_train.types import Batch
 
 _COUNTS = {"max_length", "max_new_tokens", "min_length", "min_new_tokens", "num_beams", "num_return_sequences"}
+_TOKENS = {"pad_token_id", "bos_token_id", "eos_token_id"}
 REFUSED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("output_attentions", "output_hidden_states", "token_healing", "use_mtp"), (False,)),
     **dict.fromkeys(("prefill_chunk_size", "assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit"), ()),
@@ -88,8 +89,10 @@ def settings_used(given: Mapping[str, Any], own: GenerationConfig) -> dict[str, 
     asked |= {name: value for name, value in given.items() if value is not None or name == "use_cache"}
     check_arguments("generate", asked)
     for name, value in asked.items():
-        if name in _COUNTS and not isinstance(value, Integral):
+        if (name in _COUNTS and not isinstance(value, Integral)) or (name in _TOKENS and isinstance(value, str)):
             raise ValueError(f"{name}={value!r} must be a whole number")
+    deaf = not hasattr(asked.get("streamer"), "put") and "streamer" in asked
+    refuse((deaf, "streamer has no put; give one of transformers, as TextStreamer(tokenizer)"))
     for name, neutral in REFUSED.items():
         value = asked.get(name, whole.get(name))
         if (value is not None or name in asked) and not any(_same(value, each) for each in neutral):

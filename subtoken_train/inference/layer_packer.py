@@ -10,7 +10,7 @@ kvpress' ``KeyRerotationPress`` does. streaming-llm (Xiao et al., 2024) turns ke
 Legend: B batch, N entries of a plan, M rows of a layer, h key-value heads, d head width.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -22,13 +22,14 @@ from subtoken_train.cache.key_basis import BalancedBasis, KeyBasis, MirroredBasi
 from subtoken_train.cache.pack import Packing, RowCounts, pack_layer, read_counts
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import Rows
+from subtoken_train.errors import refuse
 from subtoken_train.functional.gather import last_marked, on_device, take_rows
 from subtoken_train.functional.key_axes import BLOCK, key_energy, query_energy, query_lengths, turn_of
 from subtoken_train.functional.masks import fixed_mask
 from subtoken_train.functional.merging import merged
 from subtoken_train.functional.rotary import Rotation
 from subtoken_train.inference.compression import Compression
-from subtoken_train.kernels.formats import FORMATS
+from subtoken_train.kernels.formats import FORMATS, Format
 from subtoken_train.kernels.storage import Fill, RoutedValues
 from subtoken_train.ledger.kv_budget import kept_channels
 from subtoken_train.types import CutKeys, LayerPlan, Region
@@ -45,29 +46,35 @@ class KeyCut:
 
     def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
         """Note a layer's last queries."""
-        self.regions[layer] = rows.regions_BM
-        asks_BM = last_marked(rows.regions_BM != Region.PADDING, self.compression.key_window)
+        self.regions[layer], window = rows.regions_BM, self.compression.key_window
+        asks_BM = last_marked(rows.regions_BM != Region.PADDING, window)
         asked = query_energy if self.compression.key_axes == "own" else query_lengths
-        self.asked[layer] = asked(query, asks_BM, key.shape[1])
+        # prompts with fewer rows than the window have none to cut
+        self.asked[layer] = asked(query, asks_BM, key.shape[1], min(window, asks_BM.shape[1]))
 
-    def cut(self, layer: int, plan: LayerPlan, key_BhMd: Tensor) -> None:
-        """Write into a plan which keys are cut, and to which channels; nothing if the prompts have none to cut."""
+    def mark(self, layer: int, plan: LayerPlan, kept: int) -> None:
+        """Write into a plan which keys are cut to ``kept`` channels; nothing if the prompts have none to cut."""
         may_BM = self.compression.cuts_keys(self.regions[layer])
         if self.cuts is None:  # read once: rows that leave on the way add none
             self.cuts = bool(may_BM.any())
-        if not self.cuts:
-            return
-        rows_BN, valid_BN = plan.rows_BN, plan.entries_BN >= 0
+        if self.cuts:
+            assert plan.rows_BN is not None
+            cut_BN = take_rows(may_BM.to(plan.rows_BN.device), plan.rows_BN) & (plan.entries_BN >= 0)
+            plan.cut_keys = CutKeys(cut_BN, kept)
+
+    def cut(self, layer: int, plan: LayerPlan, key_BhMd: Tensor) -> CutKeys | None:
+        """Return a plan's cut keys with the channels that stay of them."""
+        rows_BN, valid_BN, cut = plan.rows_BN, plan.entries_BN >= 0, plan.cut_keys
+        if cut is None:
+            return None
         assert rows_BN is not None
         heads_BhN = valid_BN[:, None] if plan.heads_BNh is None else (plan.heads_BNh & valid_BN[..., None]).mT
-        count = kept_channels(key_BhMd.shape[-1], self.compression.key_channels)
-        cut_BN = take_rows(may_BM, rows_BN) & valid_BN
         if self.compression.key_axes == "own":
             scores = self.asked[layer] * key_energy(key_BhMd, rows_BN, heads_BhN)
-            plan.cut_keys = CutKeys(cut_BN, fixed_mask(scores, count))
-            return
-        turn, channels = turn_of(key_BhMd, rows_BN, heads_BhN & cut_BN[:, None], self.asked[layer], count)
-        plan.cut_keys = CutKeys(cut_BN, channels, turn)
+            return replace(cut, channels_Bhd=fixed_mask(scores, cut.kept))
+        marks_BhN = heads_BhN & cut.entries_BN[:, None]
+        turn, channels = turn_of(key_BhMd, rows_BN, marks_BhN, self.asked[layer], cut.kept)
+        return replace(cut, channels_Bhd=channels, turn=turn)
 
 
 class QueryMoments:
@@ -91,27 +98,19 @@ class QueryMoments:
 class Rerotation:
     """Closes up the keys of one layer after another.
 
-    ``rotate`` gives a layer's rotation at position ids [B, N]; ``count_B`` are the entries that every head keeps,
-    int64.
+    ``rotate`` gives a layer's rotation at position ids [B, N]; ``counts`` are, by layer, the entries that heads keep,
+    int64 [B, h or 1].
     """
 
     rotate: Callable[[int, Tensor], Rotation]
-    count_B: Tensor | None = None
+    counts: list[Tensor] = field(default_factory=list)
 
     def closed_up(self, layer: int, key_BhNd: Tensor, keep_BhN: Tensor, position_BN: Tensor) -> Tensor:
         """Turn a layer's kept keys to positions 0, 1, 2, ... in their order, per head; the others are void.
 
         ``key_BhNd`` is rotated by ``position_BN``; ``keep_BhN`` is [B, 1, N] where heads share a set.
         """
-        count_Bh = keep_BhN.sum(-1)
-        before_B = count_Bh[:, 0] if self.count_B is None else self.count_B.to(count_Bh.device)
-        unlike_B = (count_Bh != before_B[:, None]).any(-1)
-        if bool(unlike_B.any()):
-            first = int(unlike_B.int().argmax())
-            fewest, most = (int(each) for each in torch.cat([count_Bh[first], before_B[first, None]]).aminmax())
-            words = f"rerotate: heads or layers keep between {fewest} and {most} entries of a prompt, but what follows"
-            raise ValueError(f"{words} needs one position; use methods that keep as many in each, or no rerotate")
-        self.count_B = before_B
+        self.counts.append(keep_BhN.sum(-1))
         unrotated = self.rotate(layer, position_BN).turn_back(key_BhNd)
         place_BhN = (keep_BhN.cumsum(-1) - 1).clamp(min=0)
         if keep_BhN.shape[1] == 1:
@@ -119,14 +118,16 @@ class Rerotation:
         heads = zip(place_BhN.unbind(1), unrotated.chunk(unrotated.shape[1], 1), strict=True)
         return torch.cat([self.rotate(layer, place_BN).turn(head) for place_BN, head in heads], 1).to(key_BhNd)
 
-    @property
-    def next_position(self) -> Tensor:
-        """Position id of the next token, [B, 1]."""
-        assert self.count_B is not None
-        return self.count_B[:, None]
+    def next_position(self, device: torch.device) -> Tensor:
+        """Return the next token's position id, [B, 1]; ``ValueError`` where heads or layers ask for unlike ones."""
+        fewest_B, most_B = torch.cat([count_Bh.to(device) for count_Bh in self.counts], 1).aminmax(dim=-1)
+        for fewest, most in torch.stack([fewest_B, most_B], 1).tolist():
+            words = f"rerotate: heads or layers keep between {fewest} and {most} entries of a prompt, but what follows"
+            instead = "use methods that keep as many in each, or no rerotate"
+            refuse((fewest != most, f"{words} needs one position; {instead}"))
+        return fewest_B[:, None]
 
 
-@dataclass
 class LayerPacker:
     """Packs a prompt's layers, in any order; each one's dense states are let go.
 
@@ -134,31 +135,30 @@ class LayerPacker:
     by ``key_cut`` (None: all channels stay) and by ``moments`` of queries, where keys are stored in a basis.
     """
 
-    backbone: CompressedBackbone
-    compression: Compression
-    cache: PackedCache
-    prompt_length: int
-    dense: DynamicCache = field(init=False)
-    packing: Packing = field(init=False)
-    rerotation: Rerotation | None = field(init=False)
-    key_cut: KeyCut | None = field(init=False)
-    moments: QueryMoments | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        family, routing, form = self.backbone.family, self.backbone.active_routing, FORMATS[self.compression.kv_dtype]
-        self.dense = family.dense_cache()
+    def __init__(
+        self, backbone: CompressedBackbone, compression: Compression, cache: PackedCache, prompt_length: int
+    ) -> None:
+        family, routing, form = backbone.family, backbone.active_routing, FORMATS[compression.kv_dtype]
+        self.backbone, self.compression, self.cache, self.prompt_length = backbone, compression, cache, prompt_length
+        self.dense: DynamicCache = family.dense_cache()
         self.packing = Packing(form=form) if routing is None else Packing(routing.layout, form)
-        self.rerotation = Rerotation(family.rotation) if self.compression.rerotate else None
+        self.rerotation = Rerotation(family.rotation) if compression.rerotate else None
         self.moments = QueryMoments() if form.rotates else None
         width = family.shape.head_dim
-        self.key_cut = KeyCut(self.compression) if kept_channels(width, self.compression.key_channels) < width else None
+        self.channels = kept_channels(width, compression.key_channels)
+        self.key_cut = KeyCut(compression) if self.channels < width else None
 
-    def counts(self, layers: list[LayerPlan]) -> Sequence[RowCounts | None]:
-        """Count what layers will store, read from the device at once; None where it depends on their keys."""
-        if self.key_cut is not None:
-            return [None] * len(layers)
-        shape, packing = self.backbone.family.shape, self.packing
-        return read_counts(layers, shape.num_kv_heads, shape.head_dim, packing.layout, packing.form)
+    def counts(self, layers: list[LayerPlan], first: int = 0) -> list[RowCounts]:
+        """Count what layers from ``first`` on will store, once their cut keys are marked; the device is read once."""
+        for layer, plan in enumerate(layers, first):
+            if self.key_cut is not None:
+                self.key_cut.mark(layer, plan, self.channels)
+        shape, forms = self.backbone.family.shape, [self.form(layer) for layer in range(first, first + len(layers))]
+        return read_counts(layers, shape.num_kv_heads, shape.head_dim, self.packing.layout, forms)
+
+    def form(self, layer: int) -> Format:
+        """Return the format of a layer."""
+        return self.packing.form.in_layer(layer, len(self.cache.layers))
 
     def pack(
         self,
@@ -167,7 +167,7 @@ class LayerPacker:
         keep_BhM: Tensor,
         entries_BM: Tensor,
         position: Tensor,
-        counts: RowCounts | None = None,
+        counts: RowCounts,
         fill_BV: Tensor | None = None,
     ) -> None:
         """Pack what a layer keeps.
@@ -182,12 +182,12 @@ class LayerPacker:
         keep_BhM, entries_BM, position = (each.to(keys.device) for each in (keep_BhM, entries_BM, position))
         keys, values = merged(self.compression.merging, keys, values, keep_BhM, entries_BM)
         if self.key_cut is not None:
-            self.key_cut.cut(layer, here, keys)
+            here = replace(here, cut_keys=self.key_cut.cut(layer, here, keys))
             kept.cut_keys = on_device(here.cut_keys, kept.entries_BN.device)
         measured_BhM = entries_BM[:, None]
         if self.rerotation is not None:  # what does not stay has no place any more
             keys, measured_BhM = self.rerotation.closed_up(layer, keys, keep_BhM, position), keep_BhM
-        packing = replace(self.packing, form=self.packing.form.in_layer(layer, len(self.cache.layers)))
+        packing = replace(self.packing, form=self.form(layer))
         basis: KeyBasis | None = None if self.moments is None else BalancedBasis.of(keys, measured_BhM)
         if here.cut_keys is not None and here.cut_keys.turn is not None:
             basis = MirroredBasis(**vars(here.cut_keys.turn))
@@ -213,7 +213,7 @@ class LayerPacker:
     def make_ready(self, next_position: Tensor) -> None:
         """Make the cache ready to decode once all layers are packed; ``next_position`` is [B, 1] or [3, B, 1]."""
         cache, turned = self.cache, self.rerotation
-        place = next_position if turned is None else turned.next_position.to(next_position.device)
+        place = next_position if turned is None else turned.next_position(next_position.device)
         cache.next_position = place
         for layer in cache.layers:
             if layer.window is not None:

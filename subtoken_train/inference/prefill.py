@@ -29,7 +29,7 @@ from subtoken_train.errors import SubTokenWarning, check_together, check_word, n
 from subtoken_train.evictions.kvzip import TrainedGates
 from subtoken_train.evictions.thresholds import Threshold
 from subtoken_train.families.positions import position_bound, warn_beyond
-from subtoken_train.functional.gather import kept_index, on_device, take_rows
+from subtoken_train.functional.gather import each_tensor, kept_index, on_device, take_rows
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.decode_step import captured_step, next_logits, run_step, warn_of_positions
@@ -212,9 +212,12 @@ def _chunked(
         groups_BMS = None if backbone.active_routing is None else groups_BMS
         if eviction is not None:
             (keep_BhM,) = eviction.keep([groups_BMS], packer.packing.layout)
-            eviction.forget()
-        plan.layers.append(layer_plan(keep_BhM, groups_BMS, rows.index_BM))
-        packer.pack(layer, plan.layers[layer], keep_BhM, entries_BM, rows.position, fill_BV=fill_BV)
+            eviction.scores.clear()  # the next layer is kept alone
+            eviction.rows.clear()
+        wide = layer_plan(keep_BhM, groups_BMS, rows.index_BM, keep_BhM.shape[2])
+        (counts,) = packer.counts([wide], layer)
+        plan.layers.append(each_tensor(wide, lambda places: places[:, : counts.longest].clone()))
+        packer.pack(layer, plan.layers[layer], keep_BhM, entries_BM, rows.position, counts, fill_BV)
 
     given: dict[str, Any] = {"chunks": Chunks(size, finished, between), **_watching(eviction, packer)}
     return backbone.run(prompts, cache=packer.dense, pad_left=True, **given), plan

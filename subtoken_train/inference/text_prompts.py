@@ -321,8 +321,7 @@ def without_middle(
 
 
 def in_chat(family: Family, prompt: str, context: int | None) -> tuple[str, int | None]:
-    """A prompt as the user's turn in the tokenizer's chat template, and the characters that may be compressed."""
-    check_template(family.tokenizer)
+    """Write a prompt as the user's turn of the chat template; return it and the characters that may be compressed."""
     turns = [{"role": "user", "content": prompt}]
     text = filled_template(family.tokenizer, turns, add_generation_prompt=True, enable_thinking=False)
     if context is None:

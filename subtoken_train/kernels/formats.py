@@ -232,7 +232,7 @@ class NVFP4(Symmetric):
         return code_width * 16 // 9
 
     def coded(self, numbers: Tensor) -> Tensor:
-        blocks = numbers.unflatten(-1, (-1, 16))
+        blocks = numbers.reshape(*numbers.shape[:-1], -1, 16)
         scale = (blocks.abs().amax(-1, keepdim=True) / 6).clamp(max=448).to(torch.float8_e4m3fn)
         own = (blocks / scale.float()).nan_to_num(0, 0, 0).clamp(-6, 6)  # a scale that e4m3 flushes to 0 divides by it
         size = own.abs()
@@ -243,7 +243,7 @@ class NVFP4(Symmetric):
     def decoded(self, data: Tensor) -> Tensor:
         codes, scale = data.tensor_split([data.shape[-1] // 9 * 8], -1)
         above = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device=data.device)
-        own = torch.cat([above, -above])[unpacked_codes(codes, 4).int()].unflatten(-1, (-1, 16))
+        own = torch.cat([above, -above])[unpacked_codes(codes, 4).int()].view(*scale.shape, 16)
         return (own * scale.view(torch.float8_e4m3fn).float()[..., None]).flatten(-2)
 
 

@@ -105,10 +105,10 @@ class RoutedValues:
     def places(self) -> Tensor:
         """Return (row * c + head) * M + entry of each stored piece, int32 [n], in the order of ``pieces``."""
         if self.index is None:
-            per_head, places_M = len(self.piece_bit) // self.heads, torch.arange(self.entries)
-            heads = [bag // per_head for bag, (start, end) in enumerate(pairwise(self.bounds)) if end > start]
-            whole_n = torch.tensor(heads, dtype=torch.long)[:, None] * self.entries + places_M
-            return whole_n.flatten().int().to(self.offsets.device)
+            per_head, count, device = len(self.piece_bit) // self.heads, self.entries, self.offsets.device
+            stored = (bag // per_head * count for bag, (start, end) in enumerate(pairwise(self.bounds)) if end > start)
+            whole = [torch.arange(first, first + count, dtype=torch.int32, device=device) for first in stored]
+            return torch.cat(whole or [self.offsets[:0]])
         return places_in_bits(self.index, self.piece_bit, self.heads, self.entries, len(self.pieces.data))
 
     def read(self, part: slice = slice(None), places_n: Tensor | None = None) -> Tensor:

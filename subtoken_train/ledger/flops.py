@@ -1,11 +1,9 @@
 """Floating-point operations of a training step of a frozen decoder with trained adapters; a multiply-add counts as two.
 
-Per row of a decoder layer, W weights of its projections: forward 2 W (Kaplan et al. 2020, section 2.1), backward 2 W,
-as weights are frozen; a trained adapter of p weights: 2 p forward, 4 p backward; attention over n rows, causal: n (n +
-1) / 2 pairs, each 4 H d forward and twice that backward (PaLM, Chowdhery et al. 2022, appendix B, counts n^2). Layers
-below the first one that trains run forward only; the head (D V weights) on every row, both ways. Not counted: the
-vision tower, FastV's scout, norms, activations, the recomputation of gradient checkpointing, and the frozen LoRA of
-stage 2. Counted and not done: the gradient of the first trained layer's input.
+Per row of a layer with W weights: 2 W forward (Kaplan et al. 2020, section 2.1), 2 W backward; an adapter of p weights
+2 p and 4 p; causal attention n (n + 1) / 2 pairs of 4 H d forward and twice that backward (PaLM, appendix B, counts
+n^2). Layers below the first one that trains run forward only; the head on every row, both ways. Not counted: vision
+tower, FastV's scout, norms, activations, recomputation of checkpointing, stage 2's frozen LoRA.
 
 Legend: B batch, D model width, F width of the MLP, H query heads, h key-value heads, d head width, V vocabulary.
 """
@@ -66,7 +64,7 @@ class TrainingFlops:
         return 4 * self.size.num_heads * self.size.head_dim * (1 + 2 * self._backward(layer))
 
     def layers(self, lengths_B: Tensor, start: int, stop: int) -> Tensor:
-        """Layers ``start`` to ``stop`` (exclusive) on samples of ``lengths`` rows; a scalar in fp32 on their device."""
+        """Count layers ``start`` to ``stop`` (exclusive) on samples of ``lengths`` rows; fp32, on their device."""
         lengths = lengths_B.float()
         rows, pairs = lengths.sum(), (lengths * (lengths + 1) / 2).sum()
         span = range(start, stop)

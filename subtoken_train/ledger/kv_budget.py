@@ -113,7 +113,7 @@ class KVBudget:
             check_share(name, getattr(self, name))
         check_word("fill", self.fill, get_args(Fill))
         check_word("key_axes", self.key_axes, get_args(KeyAxes))
-        if not 1 <= self.kept_groups <= self.num_groups:
+        if self.kept_groups not in range(1, self.num_groups + 1):
             raise ValueError(f"kept_groups={self.kept_groups} must lie between 1 and num_groups={self.num_groups}")
 
     @property

@@ -36,19 +36,15 @@ def measured_ledger(plan: Plan, regions_BN: Tensor, shape: KVShape) -> Ledger:
             keys, values, found = _bytes(layer, kept, shape, plan.layout)
             if layer.filled and region in (Region.VISUAL, Region.CONTEXT):
                 values += len(layer.entries_BN) * shape.side_bytes
-            keys -= _cut_bytes(layer, kept, shape) if region in thin else 0
+            if cut is not None and region in thin:
+                thinned, heads = cut.entries_BN & kept, layer.heads_BNh
+                slices = int(thinned.sum()) * shape.num_kv_heads if heads is None else int(heads[thinned].sum())
+                keys -= slices * (shape.head_dim - cut.kept) * shape.element_bytes
             if region == (thin or present)[0]:  # what is stored once for all regions
                 found += _channel_index(layer, shape)
                 keys += 0 if cut is None or cut.turn is None else cut.turn.nbytes
             entries.append(Entry(index, label, before, int(kept.sum()), keys, values, found))
     return Ledger(shape, tuple(entries))
-
-
-def _cut_bytes(layer: LayerPlan, kept_BN: Tensor, shape: KVShape) -> int:
-    assert layer.cut_keys is not None
-    cut_BN = layer.cut_keys.entries_BN & kept_BN
-    slices = int(cut_BN.sum()) * shape.num_kv_heads if layer.heads_BNh is None else int(layer.heads_BNh[cut_BN].sum())
-    return slices * (shape.head_dim - layer.cut_keys.kept) * shape.element_bytes
 
 
 def _channel_index(layer: LayerPlan, shape: KVShape) -> int:

@@ -176,7 +176,7 @@ class Reducer(Method):
         return count_words(self.layer_tokens(tokens, num_layers), tokens)
 
     def mean_share(self, num_layers: int) -> Fraction:
-        """Share of the tokens that all layers hold on average, before counts are rounded."""
+        """Return the share of the tokens that all layers hold on average, before counts are rounded."""
         cut = self.cut_layer(num_layers)
         return (cut + (num_layers - cut) * exact(self.keep_ratio)) / num_layers
 

@@ -74,7 +74,7 @@ class StagedReducer(RankedCuts):
 
     @abstractmethod
     def layer_shares(self, num_layers: int) -> list[Fraction]:
-        """Share of the visual tokens that each layer holds, falling; their average is ``keep_ratio``, to 2^-30."""
+        """Return each layer's share of the visual tokens, falling; their average is ``keep_ratio``, to 2^-30."""
 
     def layer_tokens(self, tokens: int, num_layers: int) -> list[int]:
         """Count each layer's tokens; with ``matches`` less than one over the arm: largest remainders round up."""
@@ -155,7 +155,7 @@ class PyramidDrop(StagedReducer):
 
 @lru_cache
 def stage_share(depths: tuple[int, ...], average: Fraction, round_up: bool) -> Fraction:
-    """Share that a stage keeps of the one before, so that all layers hold ``average``; in steps of 2^-30."""
+    """Return the share that a stage keeps of the one before, so that all layers hold ``average``; in steps of 2^-30."""
 
     def held(step: int) -> Fraction:
         return sum((depth * Fraction(step, STEPS) ** i for i, depth in enumerate(depths)), Fraction()) / sum(depths)

@@ -141,7 +141,7 @@ class VisionZip(TowerReducer):
 
 
 def patches_and_newlines(states: VisualStates, image: int, read_T: Tensor) -> tuple[Tensor, Tensor]:
-    """Places of an image's patches (and of a row that a token is read from), and of its newlines, int64."""
+    """Return the places of an image's patches (and of a row that a token is read from), and of its newlines, int64."""
     newline_T = torch.zeros_like(read_T) if states.tiles is None else (states.tiles[image] < 0) & ~read_T
     return (~newline_T).nonzero()[:, 0], newline_T.nonzero()[:, 0]
 

@@ -38,6 +38,7 @@ from subtoken_train.functional.one_budget import best_in_bytes, budget_bytes, cu
 from subtoken_train.ledger.kv_budget import KVShape, exact, head_costs
 from subtoken_train.routing import SELECTORS, RoutingConfig, build_selector
 from subtoken_train.routing.routers import OutputNorms, fp32_linear, init_router
+from subtoken_train.routing.shares import HeadShares
 from subtoken_train.view.view import ABSENT, View
 
 OPEN = 5.0
@@ -168,6 +169,7 @@ class RouterBank(nn.Module):
         self.selectors = nn.ModuleList([build_selector(hidden_size, scored) for _ in layers])
         self.gates = nn.ModuleList([ValueGate() for _ in layers if config.value_gate])
         self.features = nn.ModuleList([FeatureMap(config, self.outputs) for _ in layers if config.features])
+        self.shares = HeadShares(config, shape) if config.byte_pool == "learned" else None
         prior = config.score_prior
         self.prior = None if prior == "none" else SELECTORS[prior](hidden_size, config)
         self._output_norms: OutputNorms | None = None
@@ -209,6 +211,8 @@ class RouterBank(nn.Module):
         for parts in (self.selectors, self.gates, self.features):
             for part, device in zip(parts, devices, strict=False):
                 part.to(device)
+        if self.shares is not None:
+            self.shares.to(devices[0])
 
     @contextmanager
     def routing(self, state: RoutingState) -> Iterator[RoutingState]:
@@ -300,12 +304,14 @@ class RouterBank(nn.Module):
         scores_BNS, keys_BhN, key_logits_BhN = scores_BNO[..., : config.num_groups], None, None
         learns_BN, margin_BNS = routed_BN, scores_BNS
         if config.budget == "bytes":
-            chosen = state.chosen[layer] if layer in state.chosen else self.spend([scores_BNO], [routed_BN])[0]
+            chosen = state.chosen[layer] if layer in state.chosen else self.spend([scores_BNO], [routed_BN], layer)[0]
             hard_BNS, keys_BhN, cut_Bh = (part.to(device) for part in chosen)
+            learns_BN = routed_BN & ~self._always(routed_BN) if config.drops else torch.zeros_like(routed_BN)
+            if self.shares is not None and torch.is_grad_enabled():
+                cut_Bh = self.shares.joined(layer, cut_Bh, scores_BNO, learns_BN)
             cut_BS = cut_Bh.repeat_interleave(config.num_groups // cut_Bh.shape[1], 1)
             margin_BNS, key_logits_BhN = scores_BNS - cut_BS[:, None], scores_BNO[..., config.num_groups :].mT
             state.keys[layer], key_logits_BhN = keys_BhN.to(home), key_logits_BhN - cut_Bh[..., None]
-            learns_BN = routed_BN & ~self._always(routed_BN) if config.drops else torch.zeros_like(routed_BN)
         else:
             hard_BNS = self._choose(scores_BNS.detach(), state.on(device), routed_BN)
         routed_BN1 = routed_BN[..., None]
@@ -395,8 +401,8 @@ class RouterBank(nn.Module):
             return counted_mask(scores_BNS, counts_BN)
         return fixed_mask(scores_BNS, config.kept_groups)
 
-    def spend(self, scores: Sequence[Tensor], routed: Sequence[Tensor]) -> list[Spent]:
-        """Spend one byte budget on layers' keys and groups, by logits [B, N, S + h] among marked tokens [B, N]."""
+    def spend(self, scores: Sequence[Tensor], routed: Sequence[Tensor], first: int = 0) -> list[Spent]:
+        """Spend a byte budget on layers, ``first`` the first, by logits [B, N, S + h] of marked tokens [B, N]."""
         config, heads = self.config, self.shape.num_kv_heads
         logits = [(x.detach()[..., : config.num_groups], x.detach()[..., config.num_groups :]) for x in scores]
         if not config.drops:  # the index would not be paid for
@@ -406,10 +412,12 @@ class RouterBank(nn.Module):
         competes_BhN, always_BhN = (torch.stack(marks, 1).repeat_interleave(heads, 1) for marks in both)
         key_BhN = torch.cat([keys_BNh.mT for _, keys_BNh in logits], 1)
         offered_BhNs = torch.cat([x.reshape(*x.shape[:2], heads, -1).transpose(1, 2) for x, _ in logits], 1)
-        costs, pooled = head_costs(self.shape, config.num_groups), config.byte_pool != "head"
+        costs, pooled = head_costs(self.shape, config.num_groups), config.byte_pool in ("layer", "all")
         count_B = competes_BhN.sum((1, 2)) if pooled else routed[0].sum(-1)
-        budget_B = budget_bytes(count_B, costs.dense, exact(config.byte_share))
-        keys_BhN, groups_BhNs = best_in_bytes(key_BhN, offered_BhNs, competes_BhN, always_BhN, costs, budget_B, pooled)
+        budget = budget_bytes(count_B, costs.dense, exact(config.byte_share))
+        if self.shares is not None:
+            budget = self.shares.spent(first, count_B, both[1][0].sum(-1))
+        keys_BhN, groups_BhNs = best_in_bytes(key_BhN, offered_BhNs, competes_BhN, always_BhN, costs, budget, pooled)
         chosen = keys_BhN & ~always_BhN, groups_BhNs
         parts = keys_BhN, groups_BhNs, cut_logit(key_BhN, offered_BhNs, *chosen, costs, pooled)
         by_layer = zip(*(x.chunk(len(routed), 1) for x in parts), routed, strict=True)

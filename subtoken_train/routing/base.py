@@ -20,8 +20,7 @@ from subtoken_train.view.view import View
 GroupBudget = Literal["per_token", "global", "ranked"]
 """Budgets that keep N * K groups of a sample's N tokens, and every key."""
 BudgetKind = Literal[GroupBudget, "bytes", "delayed"]
-BytePool = Literal["head", "layer", "all"]
-POOLS: dict[str, str] = {"head": "each head", "layer": "each layer", "all": "all layers together"}
+BytePool = Literal["head", "layer", "all", "learned"]
 FeatureName = Literal["norm", "attention"]
 ScorePrior = Literal["none", "value_norm", "output_norm"]
 
@@ -45,7 +44,8 @@ class RoutingConfig:
         byte_share: share of the bf16 bytes of a sample's routed tokens that ``bytes`` spends, its index included; of
             ``delayed`` the share of open gates that training ends at, which no prompt is promised.
         byte_pool: what shares those bytes: each ``head``, the heads of a ``layer``, or ``all`` heads of all layers, for
-            which the context runs once more before the pass that counts.
+            which the context runs once more before the pass that counts; ``learned`` (LKV): every head of every layer
+            has a share of all bytes, the same for all prompts, which is trained with the router.
         sinks: first routed tokens that ``bytes`` keeps whole, inside its bytes and as far as they reach.
         window: last routed tokens, likewise; of ``delayed`` the tokens that still read an entry whose gate is closed.
         warm_start: file of ``subtoken-train calibrate kvzap``: a linear router of ``bytes`` starts as these nets and
@@ -160,7 +160,7 @@ class RoutingConfig:
         )
 
     def closed_target(self, progress: float) -> float:
-        """Share of closed gates that training wants, as entries per kept one grow linearly with ``progress`` to 1."""
+        """Return the wanted share of closed gates: entries per kept one grow linearly with ``progress`` to 1."""
         return 1 - 1 / (1 + min(1.0, progress) * (1 / self.byte_share - 1))
 
     def check_tokens(self, shape: KVShape, tokens: int) -> None:

@@ -23,6 +23,7 @@ from subtoken_train.engine.build import Stage2Config, assemble, build
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.modes import enable_checkpointing
 from subtoken_train.engine.prompt_pass import PromptPass, Rows
+from subtoken_train.errors import in_a_recipe
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.family import Family
 from subtoken_train.families.load import layout_family
@@ -141,6 +142,7 @@ class SubTokenModule(L.LightningModule):
         if self.device_mesh is not None and not isinstance(self.compressed, FSDPModule):
             shard_layers(self.parts, self.device_mesh["data_parallel"])
 
+    @in_a_recipe
     def _build(self) -> None:
         check_optimizer(self.optimizer_config)
         source, first = self.backbone_config, self.read_first_stage()

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
-from subtoken_train.datasets.datamodule import RecallDataModule
+from subtoken_train.datasets.datamodule import CorpusDataModule, RecallDataModule
 from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.engine.build import start_warm
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.errors import in_a_recipe
 from subtoken_train.families.backbone_config import BackboneConfig, is_hub_id
 from subtoken_train.families.family import Family
 from subtoken_train.families.load import layout_family, with_processor
@@ -49,7 +49,7 @@ def check_devices(devices: int | str | list[int], accelerator: str) -> None:
         return
     wanted = count_devices(devices, accelerator, num_nodes=1)
     if wanted > there:
-        has = f"this machine has {there} {name}; use a larger one, or a small model: subtoken-train recipes ls tiny"
+        has = f"this machine has {there} {name}; lower trainer.devices, or choose another trainer.accelerator"
         raise ValueError(f"trainer.devices asks for {wanted} process(es), but {has}")
 
 
@@ -159,6 +159,7 @@ class StepPlan(NamedTuple):
     epochs: float | None
 
 
+@in_a_recipe
 def lay_out(module: SubTokenModule, offline: bool = False) -> CompressedBackbone:
     """Lay out what a module builds, without weights; what it starts from is read and checked, but if ``offline``."""
     family = layout_family(module.backbone_config)

@@ -204,11 +204,13 @@ class View:
         states = self.query_BHNd, self.key_BhNd, index_BW, self._visible(keys_BN), self.scale
         return attention_rows(*states, self._first, self.reach)
 
-    def blocks(self, rows_BN: Tensor, keys_BN: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    def blocks(
+        self, rows_BN: Tensor, keys_BN: Tensor | None = None, among: Rule | int | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the attention of all marked rows, one block at a time, see ``attention_blocks``."""
         if "attention" in vars(self):
             return self.attention(rows_BN)
-        first, found = self._first, attention_blocks(*self._asking(rows_BN, keys_BN))
+        first, found = self._first, attention_blocks(*self._asking(rows_BN, keys_BN), most=self._most(among))
         return ((torch.where(index_BW < 0, -1, index_BW + first), rows_BHWN) for index_BW, rows_BHWN in found)
 
     def received(
@@ -217,18 +219,22 @@ class View:
         keys_BN: Tensor | None = None,
         weight_BN: Tensor | None = None,
         largest: bool = False,
-        among: Rule | None = None,
+        among: Rule | int | None = None,
     ) -> Tensor:
         """Return the attention that each entry receives from all marked rows, [B, H, N], see ``attention_received``."""
-        weight_BN = None if weight_BN is None else weight_BN[:, self._first :]
-        asking, most = self._asking(rows_BN, keys_BN), None
-        if among is not None:
-            counts = _counted.setdefault(self.regions_BN, {})
-            if among not in counts:
-                counts[among] = int(among(self.regions_BN).sum(-1).max())
-            most = counts[among]
+        weight_BN, most = None if weight_BN is None else weight_BN[:, self._first :], self._most(among)
+        asking = self._asking(rows_BN, keys_BN)
         received_BHK = attention_received(*asking, weight_BN=weight_BN, largest=largest, most=most)
         return received_BHK[..., : self.regions_BN.shape[1]]
+
+    def _most(self, among: Rule | int | None) -> int | None:
+        """Return how many rows a sample marks at most, by a rule that marks them or more; counted for all layers."""
+        if among is None or isinstance(among, int):
+            return among
+        counts = _counted.setdefault(self.regions_BN, {})
+        if among not in counts:
+            counts[among] = int(among(self.regions_BN).sum(-1).max())
+        return counts[among]
 
     def _asking(
         self, rows_BN: Tensor | None, keys_BN: Tensor | None
@@ -288,7 +294,7 @@ class View:
         return last_marked(rows_BN, count)
 
     def last_rows(self, window: int) -> Tensor:
-        """Index of the last ``window`` entries of every sample, ascending, [B, W]; -1 pads samples with fewer."""
+        """Index the last ``window`` entries of every sample, ascending, [B, W]; -1 pads samples with fewer."""
         order_BN = self.entries_BN.int().sort(dim=-1, descending=True, stable=True).indices
         slot_BW = self.entries_BN.sum(-1, keepdim=True) - window + torch.arange(window, device=order_BN.device)
         return order_BN.gather(1, slot_BW.clamp(min=0)).masked_fill(slot_BW < 0, -1)

@@ -136,15 +136,23 @@ def put_stage2(folder):
 
 
 REFUSED = {
-    "dropped": ("routed", lambda f: edit(f / LORA, lambda t: t.pop(sorted(t)[0])), "1 tensors missing"),
-    "stranger": ("routed", lambda f: edit(f / ROUTER, lambda t: t.update(stranger=torch.ones(1))), r"1 not .*stranger"),
+    "dropped": ("routed", lambda f: edit(f / LORA, lambda t: t.pop(sorted(t)[0])), r"1 tensors \[.*\] are missing"),
+    "stranger": (
+        "routed",
+        lambda f: edit(f / ROUTER, lambda t: t.update(stranger=torch.ones(1))),
+        r"1 tensors \['stranger'\] are not",
+    ),
     "empty": ("routed", lambda f: edit(f / ROUTER, lambda t: t.update({sorted(t)[0]: torch.empty(0)})), "has shape"),
-    "gate": ("gated", lambda f: edit(f / ROUTER, lambda t: t.pop("gates.2.beta")), r"missing \['gates.2.beta'\]"),
+    "gate": (
+        "gated",
+        lambda f: edit(f / ROUTER, lambda t: t.pop("gates.2.beta")),
+        r"1 tensors \['gates.2.beta'\] are m",
+    ),
     "stray": ("token-only", lambda f: save_file({"a": torch.ones(1)}, f / ROUTER), "disagree"),
     "output": (
         "two stages",
         lambda f: edit(f / "output" / LORA, lambda t: t.update(stranger=torch.ones(1))),
-        r"output/adapter_model.safetensors .*1 not expected \['stranger'\]",
+        r"output/adapter_model.safetensors .*1 tensors \['stranger'\] are not expected",
     ),
     "no output": ("two stages", lambda f: shutil.rmtree(f / "output"), "output/adapter_config.json is missing"),
     "stray output": ("two stages", put_stage2, r"holds output/, but its subtoken_config.json names no output LoRA"),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from subtoken_train.calibrating.heads import BudgetCalibrator, head_shares, places
+from subtoken_train.calibrating.heads import BudgetCalibrator, places
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.mixed_heads import FadingEntries
 from subtoken_train.evictions import build_eviction
@@ -75,11 +75,6 @@ def test_a_loss_of_entries_that_all_stay_is_none(backbone):
         wide = torch.full((2, backbone.family.shape.num_kv_heads), 9.0)
         assert float(calibrator.loss(backbone, prompt, wide, 0.01)) < 1e-6
         assert float(calibrator.loss(backbone, prompt, wide / 20, 0.01)) > 1e-3
-
-
-def test_shares_have_a_mean_of_one():
-    torch.testing.assert_close(head_shares(torch.zeros(3, 2)), torch.ones(3, 2))
-    assert float(head_shares(drawn(3, 2)).mean()) == pytest.approx(1)
 
 
 test_budgets_that_no_head_can_meet_are_refused = refusing(

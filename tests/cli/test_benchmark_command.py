@@ -63,16 +63,16 @@ SAID = {
         ["anchor: token-only anchor of equal bytes, random 0.625, whole values"],
     ),
     "a backbone alone, its own anchor": (
-        ["--model", TINY_LLAVA, "--random", "--layers", "2", "--reducer", "fastv", "--keep-ratio", "0.5"],
+        ["--model", TINY_LLAVA, "--random", "--reducer", "fastv", "--keep-ratio", "0.5"],
         [
-            "random weights, without LoRA, 2 layers (--layers), float32", "\npacked ", "\ndynamic ",
+            "random weights, without LoRA, 6 layers, float32", "\npacked ", "\ndynamic ",
             "note: it drops no value group, so it is its own token-only anchor and its own same-tokens cache",
         ],
     ),
     "a recipe, untrained in another dtype": (
-        ["--config", "tiny_visionzip25_s16k4", "--random", "--layers", "3", "--dtype", "bfloat16"],
+        ["--config", "tiny_visionzip25_s16k4", "--random", "--dtype", "bfloat16"],
         [
-            "untrained", "with LoRA, 3 layers (--layers), bfloat16",
+            "untrained", "with LoRA, 6 layers, bfloat16",
             "anchor: token-only anchor of equal bytes, visionzip 0.15625",
         ],
     ),

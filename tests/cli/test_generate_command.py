@@ -12,6 +12,7 @@ from subtoken_train.cli.main import main
 from tests.support.chats import CHATML
 from tests.support.commands import printed, refused
 from tests.support.helpers import write_text_adapter
+from tests.support.tape import on_tape
 
 LINE = re.compile(
     r"(\d+) tokens after (\d+) \| KV [\d,]+ of [\d,]+ bytes \([\d.]+%(?:, in int8)?\); compressed region ([\d.]+)% of "
@@ -55,9 +56,13 @@ def test_long_prompts_come_from_stdin(text_adapter, capsys, monkeypatch):
     line = lines(capsys, "--adapter", text_adapter, "--prompt", "a bee")[-1]  # a short text is answered whole
     assert "; no visual token and no context to compress; index 0" in line
     monkeypatch.setattr("subtoken_train.cli.generate.LONG", 100)
-    assert main(["generate", "--adapter", str(text_adapter), "--prompt", TEXT, "--max-new-tokens", "2"]) == 0
+    monkeypatch.setattr("subtoken_train.inference.decode_step.DEVICES", ("cpu",))
+    monkeypatch.setattr("subtoken_train.inference.decode_step.capture", on_tape)
+    assert main(["generate", "--adapter", str(text_adapter), "--prompt", TEXT, "--max-new-tokens", "12"]) == 0
     shown = r"1/(\d+) layers of the prompt, [^\n]+ left\n(.*\n)*\1/\1 layers of the prompt\n"
-    assert re.match(shown, capsys.readouterr().err)
+    out, told = capsys.readouterr()
+    assert re.match(shown, told)
+    assert "; decoded captured in a graph" in out  # nothing watches the steps
 
 
 def test_show_draws_the_chosen_layers(vlm_adapter, picture, tmp_path, capsys):

@@ -16,8 +16,7 @@ from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI, recipe_plan
 from subtoken_train.cli.recipe_source import BANDS, KEYS, read_source
 from subtoken_train.cli.trainer_parts import KINDS, SETTINGS, named_parts
-from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
-from subtoken_train.datasets.datamodule import InstructionDataModule, RecallDataModule
+from subtoken_train.datasets.datamodule import CorpusDataModule, InstructionDataModule, RecallDataModule
 from subtoken_train.training.strategies import PRESETS
 from subtoken_train.typed import SettingsPlan
 from tests.support.places import recipe
@@ -89,20 +88,24 @@ def test_recipes_of_version_0_1_are_read_and_flags_are_no_keys(tmp_path):
 
 
 UNLISTED = {
-    "lightning.pytorch.loggers.WandbLogger": "write wandb",
-    "{class_path: subtoken_train.training.strategies.Fsdp2Strategy}": "names no class",
-    "{wandb: {experiment: x}}": "experiment",
-    "{wandb: {project: {a: b}}}": "one value",
-    "[wandb, wandb]": "twice",
-    "weights_and_biases": "unknown trainer.logger",
-    "3": "write a name",
+    "logger lightning.pytorch.loggers.WandbLogger": "write wandb",
+    "strategy {class_path: lightning.pytorch.strategies.DDPStrategy}": "names no class; write ddp, or give your own",
+    "logger {wandb: {experiment: x}}": "experiment",
+    "logger {wandb: {project: {a: b}}}": "one value",
+    "logger [wandb, wandb]": "twice",
+    "logger weights_and_biases": "unknown trainer.logger",
+    "logger 3": "write a name",
+    "logger tensorboard": "leave it out: every run logs to CSV",
+    "callbacks {class_path: lightning.pytorch.callbacks.EarlyStopping}": "write the group early_stopping",
+    "callbacks [rich_model_summary]": "'rich_model_summary'; write trainer.enable_model_summary: true",
+    "strategy {zero2: {config: {gradient_clipping: 1}}}": "'gradient_clipping'; write it in trainer.gradient_clip_val",
 }
 
 
-@pytest.mark.parametrize(("value", "words"), UNLISTED.items(), ids=UNLISTED)
-def test_what_is_not_listed_is_refused_with_what_to_write(value, words):
-    with pytest.raises(ValueError, match=words):
-        named_parts("logger", yaml.safe_load(value) if value == "3" else value)
+@pytest.mark.parametrize("given", UNLISTED)
+def test_what_is_not_listed_is_refused_with_what_to_write(given):
+    with pytest.raises(ValueError, match=UNLISTED[given]):
+        named_parts(given.partition(" ")[0], yaml.safe_load(given.partition(" ")[2]))
 
 
 CANARY = "recipe_canary"

@@ -44,8 +44,6 @@ REFUSED = {
         "--adapter {vlm} --model {llava}": "got --adapter and --model",
         "--model {vlm}": "is an adapter; write --adapter",
         "--model {llava} --backbone {llava}": "write --model for a backbone alone",
-        "--model {llava} --layers 2": "it needs --random",
-        "--model {llava} --random --layers 99": "99: the model has 6",
         f"--adapter {{vlm}} {FASTV}": "its own reducer and routers",
         f"--config tiny_fastv25_s16k4 {FASTV}": "--reducer is not read: the recipe",
         "--adapter {vlm} --out {vlm}/README.md": "exists; name another file",
@@ -122,7 +120,7 @@ REFUSED = {
     "fit": {
         "--trainer.max_steps 3": "no recipe is given; pass one with --config",
         f"{TINY} --max_steps=3": "unknown option '--max_steps'. Did you mean '--trainer.max_steps'?",
-        f"{TINY} --zzz 3": "unknown option '--zzz'. 'subtoken-train recipes show tiny_fastv25_s16k4' prints a",
+        f"{TINY} --zzz 3": "unknown option '--zzz'. 'subtoken-train fit --help' lists the keys",
         f"{TINY} --model.optimizer.router_learning_rate abc": "model.optimizer.router_learning_rate is 'abc'; it must",
         f"{TINY} --model.routing false": "model.routing is 'false'; it must be a group of keys or null",
         f"{TINY} --model.reducer fastv": "model.reducer is 'fastv'; it must be a group of keys",

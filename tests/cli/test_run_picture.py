@@ -160,13 +160,7 @@ def test_a_resumed_run_keeps_its_csv_logs_and_one_that_replaces_another_begins_a
 
 def test_tensorboard_opens_on_loss_and_accuracy_and_ends_with_gradients():
     """It sorts tags, and opens the groups before the first slash that come first."""
-    others = [
-        "gradient_norm/total",
-        "epoch",
-        "eval/counting",
-        "group_usage_entropy/layer_0",
-        "weight_norm/router/layer_0",
-    ]
+    others = ["gradient_norm/total", "epoch", "eval/counting", "mask_entropy/layer_0", "weight_norm/router/layer_0"]
     tags = sorted(map(tensorboard_tag, [*others, *OVERVIEW]))
     assert {tag.split("/")[0] for tag in tags[: len(OVERVIEW)]} == {"1_overview"}
     assert tags[-2:] == ["3_weight_norm/router/layer_0", "4_gradient_norm/total"]

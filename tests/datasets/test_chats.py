@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from subtoken_train.datasets.chats import ChatLimits, chat_sample
 from subtoken_train.datasets.conversations import chat_messages, llava_form
 from subtoken_train.datasets.corpus import CorpusSource, load_rows
-from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
+from subtoken_train.datasets.datamodule import CorpusDataModule
 from subtoken_train.datasets.record_format import answer_is_learnt, used_turns
 from subtoken_train.datasets.text_batches import collate_text
 from subtoken_train.errors import SubTokenWarning

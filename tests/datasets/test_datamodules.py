@@ -10,8 +10,7 @@ import torch
 
 from checkpoints.tiny_llama import build_tokenizer
 from subtoken_train.datasets.corpus import CorpusSource, load_rows, read_blocks
-from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
-from subtoken_train.datasets.datamodule import InstructionDataModule, RecallDataModule
+from subtoken_train.datasets.datamodule import CorpusDataModule, InstructionDataModule, RecallDataModule
 from subtoken_train.datasets.image_sources import MOST_PIXELS
 from subtoken_train.datasets.scenes import write_scene_split
 from subtoken_train.types import Region

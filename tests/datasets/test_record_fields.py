@@ -45,12 +45,12 @@ TEXT = {"type": "text", "text": "hi"}
 WRONG = {
     # turns
     "it has no turns; write": {"instruction": "a", "input": "", "output": "b"},
+    "it is a plain text, which a language model reads": {"text": "a"},
+    "preferences are not trained; write the chosen answer": {"prompt": "a", "chosen": "b", "rejected": "c"},
     "a turn is not": {"conversations": [{"from": "human"}]},
     "turns come from gpt, human; they must alternate": llava("yes", "hi", first="gpt"),
     "turns come from gpt; they": {"conversations": [{"from": "system", "value": ""}, {"from": "gpt", "value": "a"}]},
-    "turns come from human, human, gpt": roles("user", "user", "assistant"),
     "message 2: unknown role 'asistant'. Did you mean 'assistant'?": roles("user", "asistant"),
-    "message 2: unknown role 'tool'": roles("user", "tool"),
     "message 2, an answer, is empty": said("hi", " "),
     "a system message is not text, or is not the first": roles("user", "system", "assistant"),
     "message 2 is an empty list; write a text": said("hi", []),
@@ -91,7 +91,6 @@ WRONG = {
     "message 1 has 'images', ['a.png']: nothing reads it; drop it, or put it into metadata": with_message(
         0, images=["a.png"]
     ),
-    "it has 'Videos', ['a']: nothing reads it; did you mean 'videos'?": beside(Videos=["a"]),
     "it has 'sytem', 'Be short.': nothing reads it; did you mean 'system'?": beside(sytem="Be short."),
     "a part of message 1 has 'max_pixels', 99: nothing reads it": said([{**TEXT, "max_pixels": 99}], "a"),
     **{f"it has {name!r}, 'x': nothing reads it; {said}": beside(**{name: "x"}) for said, names in {
@@ -99,7 +98,9 @@ WRONG = {
         "tool calls are not trained; drop": "tools functions",
         "single tokens cannot be switched; write": "input_ids mask_history token_weights labels",
         "write it in a message: true": "loss loss_mask weight",
-        "drop it, or put it into metadata": "audio objects history skip label kto_tag",
+        "sound is not read; drop the record": "audio speech",
+        "places in a picture are not read; write": "bbox",
+        "drop it, or put it into metadata": "objects history skip label kto_tag",
     }.items() for name in names.split()},
     "kind is 5; a text is needed": beside(kind=5),
     "id is True; a text or a number is needed": beside(id=True),

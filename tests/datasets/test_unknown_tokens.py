@@ -9,8 +9,7 @@ from transformers import AutoTokenizer
 
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.corpus import CorpusSource
-from subtoken_train.datasets.corpus_datamodule import CorpusDataModule
-from subtoken_train.datasets.datamodule import RecallDataModule
+from subtoken_train.datasets.datamodule import CorpusDataModule, RecallDataModule
 from subtoken_train.datasets.unknown_tokens import SomeTexts, say_unknown
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.evaluation.runner.run import run_grid

@@ -15,7 +15,7 @@ from subtoken_train.functional.causal_attention import Seen, causal_attention
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import decode, open_prompts
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.routing.bank import OPEN, RouterBank
+from subtoken_train.routing.bank import OPEN
 from subtoken_train.types import Region
 from tests.support.helpers import compress, random_scores
 from tests.support.refusals import refuses, refusing
@@ -194,10 +194,3 @@ def test_what_gates_do_not_go_with():
     refuses("use a model without windows", lambda: compress(text_family("qwen2_window"), settings(), name="none"))
     with pytest.raises(ValueError, match="gates say already what stays, and so does eviction 'knorm'"):
         SubTokenModel.around(gated(), Compression(build_eviction("knorm"), 0.5))
-
-
-def test_gates_of_another_geometry():
-    bank, other = (RouterBank(settings(), 64, text_family(kind).shape) for kind in ("llama", "llama"))
-    other.selectors[0].token = torch.nn.Linear(64, bank.outputs + 1)
-    with pytest.raises(RuntimeError, match="size mismatch"):
-        bank.load_state_dict(other.state_dict())

@@ -1,5 +1,8 @@
 """One byte budget for keys and groups: what rows see, what is stored, what learns, and what is refused."""
 
+from functools import partial
+from itertools import product
+
 import pytest
 import torch
 
@@ -16,9 +19,10 @@ from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import contexts_of, open_prompts
 from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.routing import RoutingConfig
+from subtoken_train.routing.shares import RATE, HeadShares
 from subtoken_train.types import Identity, Region
 from tests.engine.test_context import hf_logits, only_text, trained_loss
-from tests.support.helpers import compress, gqa_family, make_batch
+from tests.support.helpers import compress, gqa_family, make_batch, random_mask, random_scores
 from tests.support.prompt_views import drawn_nets, settings_for, written
 from tests.support.refusals import refusing
 from tests.support.sampling import sampled
@@ -38,8 +42,8 @@ def settings(**changed):
 def eager(family, routing=None, reducer=NONE, factor=20.0):
     backbone = compress(family, routing or settings(), **reducer)
     torch.manual_seed(3)
-    for parameter in backbone.bank.parameters():
-        torch.nn.init.normal_(parameter, std=0.02 * factor)
+    for name, parameter in backbone.bank.named_parameters():
+        torch.nn.init.normal_(parameter, std=0.02 * factor / (RATE if "shares" in name else 1))
     return backbone
 
 
@@ -49,7 +53,7 @@ def opened(backbone, batch, compression=None, protocol="query_aware"):
 
 
 @pytest.mark.parametrize("protocol", ["query_aware", "context_first"])
-@pytest.mark.parametrize(("pool", "chunk"), [("layer", None), ("layer", 7), ("all", None)])
+@pytest.mark.parametrize(("pool", "chunk"), [("layer", None), ("learned", 7), ("all", None)])
 def test_blind_and_in_chunks(protocol, pool, chunk):
     backbone = eager(text_family(), settings(byte_pool=pool)).eval()
     batch = text_batch([(24, 6, 0), (16, 4, 0)], True)
@@ -133,13 +137,64 @@ def test_a_context_before_its_question_runs_once(kind, gate):
         torch.testing.assert_close(*values, rtol=1e-4, atol=1e-4)
 
 
+@torch.no_grad()
+def test_heads_have_the_shares_that_they_learnt():
+    """LKV: of 40 and 31 whole entries a head 6 heads keep 80 and 62, each its best: sinks and window, and never all."""
+    backbone = eager(text_family(), settings(num_groups=2, kept_groups=2, byte_share=0.34, byte_pool="learned")).eval()
+    for own_h, share in zip(backbone.bank.shares, ([1, 2], [3, 4], [30, 0.1]), strict=True):
+        own_h.copy_(torch.tensor(share).log() / RATE)
+    batch, noted = text_batch([(40, 6, 0), (31, 4, 0)]), []
+    for selector in backbone.bank.selectors:
+        selector.register_forward_hook(lambda _, __, logits: noted.append(logits))
+    state = backbone.run(batch).state
+    for sample, counts in enumerate(([[4, 8], [11, 15], [40, 2]], [[3, 6], [9, 11], [31, 2]])):
+        context_N = batch.regions_BN[sample] == Region.CONTEXT
+        for layer, head in product(range(3), range(2)):
+            kept_C = state.keys[layer][sample, head, context_N]
+            assert int(kept_C.sum()) == counts[layer][head]
+            assert kept_C[[0, -1]].all()
+            assert torch.equal(state.masks[layer][sample, context_N, head], kept_C)
+            order = noted[layer][sample, context_N, head][1:-1].argsort(descending=True)
+            assert kept_C[1:-1][order].tolist() == sorted(kept_C[1:-1].tolist(), reverse=True)
+
+
+def test_a_byte_more_lowers_the_cut_of_its_head():
+    """The shares' gradient beside the difference of two relaxed choices, whose sigmoids sum to a head's bytes."""
+    shares = HeadShares(settings(byte_share=0.25), text_family().shape).double()
+    scores_BNO, learns_BN = random_scores(3, 2, 12, 10).double(), random_mask(4, 2, 12)
+
+    def relaxed_cut():
+        low, high = (torch.full((2, 2), each, dtype=torch.float64) for each in (-50.0, 50.0))
+        wanted = shares.of_all()[1].double() * learns_BN.sum(-1, keepdim=True) * 64 / 4
+        for _ in range(80):
+            cut = (low + high) / 2
+            keys = (scores_BNO[..., 8:] - cut[:, None]).sigmoid() * 33
+            groups = (scores_BNO[..., :8].unflatten(-1, (2, 4)) - cut[:, None, :, None]).sigmoid().sum(-1) * 8
+            over = ((keys + groups) * learns_BN[..., None]).sum(1) > wanted
+            low, high = torch.where(over, cut, low), torch.where(over, high, cut)
+        return cut
+
+    with torch.no_grad():
+        for layer, own_h in enumerate(shares):
+            own_h.copy_(random_scores(5 + layer, 2) / RATE / 4)
+    shares.joined(1, relaxed_cut(), scores_BNO, learns_BN).sum().backward()
+    expected = 0.0
+    for step in (1e-4, -2e-4):
+        with torch.no_grad():
+            for layer, own_h in enumerate(shares):
+                own_h.add_(step * random_scores(8 + layer, 2))
+        expected += float(relaxed_cut().sum()) * (1 if step > 0 else -1) / 2e-4
+    found = sum(float((own_h.grad * random_scores(8 + layer, 2)).sum()) for layer, own_h in enumerate(shares))
+    assert found == pytest.approx(expected, rel=1e-2)
+
+
 def test_a_head_may_keep_nothing_of_a_text():
     backbone = eager(text_family(), settings(byte_share=0.02, byte_pool="all", sinks=0, window=0)).eval()
     batch = text_batch([(24, 6, 0), (16, 4, 0)], True)
     batch.regions_BN[batch.regions_BN == Region.SYSTEM] = Region.CONTEXT
     found = from_truth(backbone, batch, 5, Compression(), "context_first")
     assert found.largest < 1e-4
-    keys = torch.stack(list(backbone.run(batch).state.keys.values())) & (batch.regions_BN == Region.CONTEXT)[:, None]
+    keys = torch.stack([*backbone.run(batch).state.keys.values()]) & (batch.regions_BN == Region.CONTEXT)[:, None]
     assert (keys.sum((-1, -2)) == 0).any()
     model = SubTokenModel.around(backbone, Compression())
     with pytest.warns(SubTokenWarning, match="S8 bytes 0.02: nothing is left of .* Raise byte_share or sinks"):
@@ -167,6 +222,7 @@ def test_a_whole_budget_is_the_backbone(kind):
         {"query_conditioned": True, "byte_pool": "head", "value_gate": True},
         {"query_conditioned": True, "selector": "mlp"},
         {"byte_pool": "all", "features": ("norm",), "score_prior": "value_norm"},
+        {"byte_pool": "learned"},
     ],
 )
 def test_keys_and_groups_learn_with_and_without_checkpointing(routing):
@@ -218,7 +274,7 @@ def test_what_has_no_choice_has_no_gradient(own, monkeypatch):
     assert len([gradient for gradient in learnt if gradient.any()]) == (0 if "byte_share" in own else 3)
 
 
-@pytest.mark.parametrize("pool", ["layer", "all"])
+@pytest.mark.parametrize("pool", ["layer", "all", "learned"])
 def test_a_batch_is_trained_as_each_sample_alone(pool):
     family = text_family()
     add_lora(family, LoraSettings(dropout=0.0))
@@ -329,6 +385,9 @@ REFUSED = [
     (of(byte_pool="all", selector="bilinear"), "before the question is read"),
     (of(byte_pool="all", features=("attention",)), "before the question is read, which feature 'attention'"),
     (of(QUEST, byte_pool="all"), "byte_pool 'all' chooses among whole contexts, before reducer 'quest' drops"),
+    (of(QUEST, byte_pool="learned"), "byte_pool 'learned' chooses among whole contexts, before reducer 'quest'"),
+    (of(byte_pool="learned", family=partial(text_family, "qwen2_window")), "use 'all', or a model without windows"),
+    (lambda _: settings(byte_pool="learned").check_tokens(text_family().shape, 4), "less than the 260 that sinks 1"),
     (of(fill="mean"), "fill 'mean' is not stored under budget 'bytes'"),
     (of(sinks=-1), "routing sinks"),
     (of(warm_start="a.json", selector="mlp"), "warm_start 'a.json' is of linear nets, and selector 'mlp' is"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from subtoken_train.evaluation.eviction_diagnosis import (
+from subtoken_train.evaluation.diagnostics import (
     THRESHOLD,
     PromptLayer,
     WatchedEntries,

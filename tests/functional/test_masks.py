@@ -96,7 +96,7 @@ def test_a_gate_equals_the_formula_of_the_method(seed, learns):
 
 
 SIZES = DRAWN["sizes"]
-LEVELS = st.sampled_from([None, 1, 3])
+LEVELS, DTYPES = st.sampled_from([None, 1, 3]), st.sampled_from([torch.float32, torch.bfloat16])
 
 
 def routed_rows(tensor_BNS, routed_BN):
@@ -104,14 +104,22 @@ def routed_rows(tensor_BNS, routed_BN):
     return tensor_BNS[routed_BN].tolist()
 
 
+def entropy_of_yes(share):
+    return -sum(p * math.log(p) for p in (share, 1 - share) if p)
+
+
 @given(SIZES, SEEDS)
-def test_counts_and_histogram_of_masks(size, seed):
+def test_counts_histogram_and_entropy_of_masks(size, seed):
     mask, routed = random_mask(seed, *size), random_mask(seed + 1, *size[:2])
     rows = routed_rows(mask, routed)
     counts, total = [sum(row[s] for row in rows) for s in range(size[2])], sum(map(sum, rows))
     assert masks.group_counts(mask, routed).tolist() == counts
     assert masks.kept_histogram(mask, routed).tolist() == [sum(sum(r) == k for r in rows) for k in range(size[2] + 1)]
-    assert masks.group_usage(mask, routed).tolist() == pytest.approx([count / max(total, 1) for count in counts])
+    assert masks.group_usage(mask, routed).sum() == pytest.approx(1 if total else 0)
+    shares = [count / max(len(rows), 1) for count in counts]
+    largest = entropy_of_yes(sum(shares) / len(shares))
+    expected = sum(map(entropy_of_yes, shares)) / len(shares) / largest if largest > 1e-9 else 0
+    assert float(masks.mask_entropy(mask, routed)) == pytest.approx(expected, abs=1e-5)
 
 
 @given(SIZES, SEEDS, LEVELS)
@@ -130,3 +138,13 @@ def test_entropy_is_that_of_the_shares():
     expected = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25)) / math.log(4)
     for shares, entropy in (([1 / 8] * 8, 1), ([1.0, 0, 0, 0], 0), ([1.0], 1), ([0.75, 0.25, 0, 0], expected)):
         assert masks.usage_entropy(torch.tensor(shares)) == pytest.approx(entropy, abs=1e-6)
+
+
+@given(SIZES, SEEDS, DTYPES)
+def test_choice_entropy(size, seed, dtype):
+    logits, routed = random_scores(seed, *size, dtype=dtype), random_mask(seed + 1, *size[:2])
+    rows = routed_rows(logits, routed)
+    chances = [[math.exp(x) / sum(map(math.exp, row)) for x in row] for row in rows]
+    entropies = [-sum(p * math.log(p) for p in row) for row in chances]
+    expected = sum(entropies) / len(rows) / math.log(size[2]) if rows and size[2] > 1 else 0
+    assert float(masks.choice_entropy(logits, routed)) == pytest.approx(expected, abs=1e-5)

@@ -218,8 +218,8 @@ def whole_lines(content: bytes) -> list[Any]:
 
 COUNTS = "*.kv_bytes *.dense_kv_bytes *.region_bytes *.entries_before *.new_tokens *.batch_size"
 SAMPLES = Document(
-    {COUNTS: (1.5, -1), "*.reference": ({},), "*.kept_visual": ("zz", "0")},
-    loose="*.kept_visual *.emptied *.reference.* *.prediction", open="*.* *.*.*",
+    {COUNTS: (1.5, -1), "*.reference": ({},)},
+    loose="*.emptied *.reference.* *.prediction", open="*.* *.*.*",
     ways="odd changed changed changed bytes", notation=Notation(whole_lines, LINES.write),
 )  # fmt: skip
 UNPRINTED = (

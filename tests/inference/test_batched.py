@@ -85,7 +85,7 @@ def test_neither_the_batch_nor_the_padding_changes_what_is_said(levels, protocol
         assert [x.token_ids for x in answers] == [x.token_ids for x in first_answers]
         for one, other in zip(scores, first_scores, strict=True):
             assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
-            assert (one.entries_after, one.kept_visual) == (other.entries_after, other.kept_visual)
+            assert one.entries_after == other.entries_after
 
 
 def test_long_continuations_in_pieces_score_the_same(monkeypatch):
@@ -175,20 +175,6 @@ def test_bytes_of_a_region_are_counted_entry_by_entry(eviction):
                 rounded += full
         assert part.region_bytes == wanted
     assert rounded
-
-
-def test_kept_visual_tokens_are_bits_of_the_last_layer():
-    batch = prompts(family_of("llava"), "three", pad_left=True)
-    backbone = compress(family_of("llava"), name="fastv", keep_ratio=0.25)
-    cache = PackedCache(backbone.family.shape.num_layers)
-    opened = open_prompts(backbone, batch, cache, compression_of(CELL), "query_aware")
-    for i, part in enumerate(account(backbone, batch, opened, cache)):
-        visual = (batch.regions_BN[i] == Region.VISUAL).nonzero()[:, 0].tolist()
-        stays = set(opened.plan.layers[-1].entries_BN[i].tolist())
-        bits = "".join(str(int(place in stays)) for place in visual)
-        assert f"{int(part.kept_visual, 16):0{len(part.kept_visual) * 4}b}" == bits
-        assert bits.count("1") == len(visual) // 4 == part.entries_after // len(opened.plan.layers)
-    assert {x.kept_visual for x in score_batch(backbone_of(CELL | {"reducer": "visionzip"}), batch, texts())} == {None}
 
 
 def test_stop_texts_end_and_cut_an_answer():

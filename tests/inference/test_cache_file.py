@@ -227,8 +227,8 @@ def cut(tensors, name, *place):
 
 ALL = slice(None)
 FORGERIES = {
-    "newer": (lambda r, t: r.update(version=99), "has version 99, this version reads up to 4; please upgrade"),
-    "ancient": (lambda r, t: r.update(version=0), "versions count from 1"),
+    "newer": (lambda r, t: r.update(version=99), "has version 99; 1 to 4 are read: please upgrade"),
+    "ancient": (lambda r, t: r.update(version=0), "has version 0; 1 to 4"),
     "more tensors": (lambda r, t: t.update({"0.0.0.more": torch.zeros(2)}), "1 tensors are not expected"),
     "fewer tensors": (lambda r, t: t.pop("1.0.0.keys"), r"tensor 1\.0\.0\.keys is missing"),
     "shape": (lambda r, t: cut(t, "1.0.0.values", ALL, ALL, slice(1, None)), r"1\.0\.0\.values has shape .* must be"),

@@ -59,8 +59,9 @@ def test_the_last_context_token_ranks():
     other.input_ids_BN[asks] = other.input_ids_BN[asks] % 40 + 11
 
     def kept(protocol):
-        found = [generate_batch(backbone, each, max_new_tokens=1, protocol=protocol) for each in (batch, other)]
-        return [[outcome.kept_visual for outcome in outcomes] for outcomes in found]
+        caches = [(each, PackedCache(backbone.family.shape.num_layers)) for each in (batch, other)]
+        opened = [open_prompts(backbone, *each, Compression(), protocol) for each in caches]
+        return [each.plan.layers[-1].entries_BN.tolist() for each in opened]
 
     first, aware = kept("context_first"), kept("query_aware")
     assert first[0] == first[1] != aware[0] != aware[1]

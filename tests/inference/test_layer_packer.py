@@ -199,7 +199,7 @@ def test_golden_streaming_llm(shared, call):
     rotate = partial(rope, width=params["D"], theta=10000.0)
     rerotation = Rerotation(lambda _, position_BN: rotate(position_BN))
     ours = rerotation.closed_up(0, rotate(position).turn(cached), keep_BhN, position)
-    assert (rerotation.next_position == places.shape[-1]).all()
+    assert (rerotation.next_position(position.device) == places.shape[-1]).all()
     worst = 0.0
     for sample, head in product(range(len(cached)), range(cached.shape[1])):
         for rank, place in enumerate(places[sample, head].tolist()):

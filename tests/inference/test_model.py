@@ -183,15 +183,16 @@ def test_a_stream_that_is_left_ends_and_errors_reach_the_reader():
 TINY = "checkpoints/tiny-llava"
 CUDA = "unknown device of this machine 'cuda:99'.* Allowed: auto, cpu"
 WRONG_SETTINGS = {
-    "name": ("vlm", FIRST | {"eviction": "frist"}, "unknown eviction method 'frist'. Did you mean 'first'"),
-    "option": ("vlm", FIRST | {"eviction_options": {"windwo": 3}}, "unknown setting of first"),
-    "keep": ("vlm", FIRST | {"eviction_keep": 10}, r"eviction_keep=10 must lie in \(0, 1\]"),
+    "options": (
+        "llm",
+        {"eviction": "snapkv", "eviction_options": "window=3"},
+        "eviction_options='window=3' must be a dict",
+    ),
     "no such device": ("vlm", {"device_map": "cuda:99"}, CUDA),
     "own reducer": ("vlm", {"reducer": build_reducer("fastv", 0.5)}, "is an adapter with its own token reducer; leave"),
     "options alone": ("llm", {"eviction_options": {"window": 3}}, "eviction_options=.* need an eviction, for instance"),
     "image": ("llm", FIRST | {"eviction": "first_visual"}, "'first_visual' reads the attention between"),
     "ratio": (TINY, {"reducer": "fastv"}, "reducer='fastv', keep_ratio=None: a name needs a share"),
-    "ratio alone": (TINY, {"keep_ratio": 0.5}, "a name needs a share that stays, for instance reducer='fastv'"),
     "reducer": (TINY, {"reducer": {"name": "fastv"}}, "reducer is of type dict"),
     "eviction": (TINY, {"eviction": 3}, "eviction is of type int"),
     "built": (TINY, BUILT, "snapkv is built, with settings"),
@@ -230,6 +231,8 @@ MISTAKES = {
     "arrays": (lambda m: m.chat(QUESTION, [np.zeros((4, 4, 3), np.uint8)]), "^image 1 is not an image; open"),
     "cache": (lambda m: tokens(m, past_key_values=object()), r"past_key_values must be last\.cache"),
     "two caches": (lambda m: tokens(m, cache=m.last, past_key_values=m.last), "two names for the same argument; give"),
+    "streamer": (lambda m: tokens(m, streamer=print), "streamer has no put; give one of transformers"),
+    "end": (lambda m: tokens(m, eos_token_id="</s>"), "eos_token_id='</s>' must be a whole number"),
     "two ids": (lambda m: tokens(m, inputs=torch.ones(1, 1)), "inputs and input_ids are two names of one"),
     "input": (lambda m: goes_on(m, past_key_value=1), "unknown input 'past_key_value'"),
     "mask": (lambda m: goes_on(m, cache="own", attention_mask=torch.ones(1, 1)), "leave attention_mask out"),

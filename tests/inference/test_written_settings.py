@@ -73,7 +73,7 @@ def test_a_window_is_a_number_or_a_share(method):
         (read,) = parse_settings(method, [f"window={text}"]).values()
         assert (read, type(read)) == (value, type(value))
         assert build_eviction(method, window=read).window == value
-    with pytest.raises(ValueError, match=f"{method} window is 'half'; it must be a whole number or a number"):
+    with pytest.raises(ValueError, match=f"{method} window is 'half'; it must be a number"):
         parse_settings(method, ["window=half"])
 
 

@@ -280,7 +280,7 @@ def test_bf16(name, groups):
 def test_cut_keys_are_rounded_in_the_channels_that_stay(name, sets):
     state, layer = dense(5, 2, 2, 100, 16, None, sets=sets), PackedLayer()
     plan, chosen = layer_plan(state.keep, None), torch.arange(16).expand(2, 2, -1) % 4 != 1
-    plan.cut_keys = CutKeys(plan.entries_BN >= 0, chosen)
+    plan.cut_keys = CutKeys(plan.entries_BN >= 0, 12, chosen)
     layer.store_prompt(pack_layer(state.key, state.value, plan, Packing(form=FORMATS[name])), 100, state.key)
     state.key = state.key * chosen[:, :, None]
     tail, query = [states(i, 2, 2, 3, 16) for i in (1, 2)], states(3, 2, 4, 1, 16)

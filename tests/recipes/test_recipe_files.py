@@ -68,7 +68,7 @@ def recipe(request) -> Recipe:
 
 
 def test_files_and_names_are_all_there_is():
-    others = {"ablations", "eval", "logging", "memory", "real", "strategy"}
+    others = {"eval", "logging", "memory", "real", "strategy"}
     files = {path for path in RECIPES if path.exists()}
     assert {path for path in places.RECIPES.rglob("*.yaml") if path.parent.name not in others} == files
     assert {path.stem for path in RECIPES if not path.exists()} == set(read_names(places.RECIPES))

@@ -136,6 +136,7 @@ BUILT = [
     ("pyramiddrop", {"stages": 1}, "pyramiddrop stages is 1; it must be 2 to 10,000"),
     ("fitprune", {"calibration": "nowhere.json"}, r"fitprune calibration nowhere\.json is not a file"),
     ("quest", {"page_size": 0}, "quest page_size is 0; it must be"),
+    ("fastv", {"layer": "two"}, "fastv layer is 'two'; it must be 1 to 10,000"),
     ("compactor", {"sketch_seed": -1}, "compactor seed is -1"),
 ]
 test_a_wrong_setting_is_refused_in_words = refusing(

@@ -16,6 +16,7 @@ from torch import Tensor
 from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.prompt_pass import layer_plan
+from subtoken_train.functional.gather import on_device
 from subtoken_train.kernels import formats
 from subtoken_train.kernels.formats import FORMATS, MODEL, Kivi, Symmetric, TurboQuant
 from subtoken_train.kernels.reference import reference_attention
@@ -198,12 +199,12 @@ def layer_of(cell: FusedCell, seed: int, device: str, batch: int = 2) -> list[Bl
     plan = layer_plan(keep, groups)
     if cell.cut and cell.width % 4 == 0:
         chosen = torch.rand(batch, cell.heads, cell.width, generator=generator).argsort(-1) < cell.width // 2
-        plan.cut_keys = CutKeys(torch.rand(plan.entries_BN.shape, generator=generator) < 0.7, chosen)
+        plan.cut_keys = CutKeys(torch.rand(plan.entries_BN.shape, generator=generator) < 0.7, cell.width // 2, chosen)
     positions = torch.arange(cell.entries).expand(batch, -1) * 2 if cell.window else None
     dtype = getattr(torch, cell.dtype)
     plan = replace(plan, **{k: v.to(device) for k, v in vars(plan).items() if isinstance(v, Tensor)})
     if plan.cut_keys is not None:
-        plan.cut_keys = CutKeys(plan.cut_keys.entries_BN.to(device), plan.cut_keys.channels_Bhd.to(device))
+        plan.cut_keys = on_device(plan.cut_keys, torch.device(device))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(formats, "LATEST", 1)  # or short layers would have no run
         packing = Packing(cell.layout, FORMATS[cell.form])

@@ -34,7 +34,7 @@ def recipe(name: str) -> Path:
 
 
 def run_recipes() -> list[Path]:
-    """Return the paths of the recipes of runs, files and names: all but grids, lists of arms and overlays."""
+    """Return the paths of the recipes of runs, files and names: all but grids and overlays."""
     return sorted({*RECIPES.glob("*.yaml"), *(RECIPES / f"{name}.yaml" for name in read_names(RECIPES))})
 
 

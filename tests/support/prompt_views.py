@@ -47,7 +47,7 @@ class DenseView(View):
         rows = rows * keys_BN[:, None, None] * (index_BW >= 0)[:, None, :, None]
         return rows / rows.sum(-1, keepdim=True).clamp(min=1e-30)
 
-    def blocks(self, rows_BN, keys_BN=None):
+    def blocks(self, rows_BN, keys_BN=None, among=None):
         order = rows_BN.int().sort(dim=-1, descending=True, stable=True).indices
         index = order.masked_fill(~rows_BN.gather(1, order), -1)
         for part in index.split(5, dim=1):

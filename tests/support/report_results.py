@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
 import pytest
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -117,14 +116,13 @@ def record(
     """Sixteen visual tokens of 1,000 bytes in two layers, and 8,000 bytes of text."""
     kept = max(1, round(16 * share))
     region = round(32_000 * share) + overhead
-    bits = np.packbits(np.arange(16) < kept).tobytes().hex()
     return SampleRecord(
         id=str(i), kind=KINDS[i % 2], prompt_sha256=prompt_digest(f"<image>\nIs it {i}?"), reference={"answer": "yes"},
         prediction=prediction,
         score=0.123,  # stale on purpose: reports score again
         kv_bytes=8_000 + region, dense_kv_bytes=40_000, region_bytes=region, region_dense_bytes=32_000,
-        index_bytes=index, entries_before=32, entries_after=2 * kept, values_after=2.0 * kept, kept_visual=bits,
-        new_tokens=new_tokens, batch_size=4, prefill_seconds=0.1, decode_seconds=0.2,
+        index_bytes=index, entries_before=32, entries_after=2 * kept, values_after=2.0 * kept, new_tokens=new_tokens,
+        batch_size=4, prefill_seconds=0.1, decode_seconds=0.2,
     )  # fmt: skip
 
 

@@ -139,6 +139,7 @@ READS = {
     "aten::equal",
     "aten::lift_fresh",  # torch.tensor of numbers
     "aten::masked_select", "aten::nonzero", "aten::_unique2", "aten::unique_consecutive", "aten::unique_dim",
+    "aten::bincount",
 }  # fmt: skip
 """Operations that always count."""
 INDEXED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
@@ -167,9 +168,8 @@ def host_reads() -> Iterator[list[str]]:
 
     class Noting(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            name = func._schema.name
-            if name in READS or (name in INDEXED and _by_mask(args[1])) or (name == _REPEAT and _unsized(func, kwargs)):
-                note(name)
+            if waits(func, args, kwargs or {}):
+                note(func._schema.name)
             return func(*args, **(kwargs or {}))
 
     with pytest.MonkeyPatch.context() as patch:
@@ -179,15 +179,12 @@ def host_reads() -> Iterator[list[str]]:
             yield found
 
 
-_REPEAT = "aten::repeat_interleave"
-
-
-def _by_mask(indices: Any) -> bool:
-    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
-
-
-def _unsized(func: Any, kwargs: dict[str, Any] | None) -> bool:
-    return func._overloadname == "Tensor" and (kwargs or {}).get("output_size") is None
+def waits(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether the host must wait for an operation's result, or its size."""
+    name = func._schema.name
+    marks = name in INDEXED and any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in args[1])
+    repeats = name == "aten::repeat_interleave" and func._overloadname == "Tensor"
+    return name in READS or marks or (repeats and kwargs.get("output_size") is None)
 
 
 class LargestTensor(TorchDispatchMode):

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-READ = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique", "_unique2", "bincount")
-"""Operations whose result, or its size, the host must wait for."""
+from tests.support.shards import waits
 
 
 def _refused(*_: Any, **__: Any) -> Any:
@@ -30,11 +29,8 @@ class Tape(TorchDispatchMode):
         self.calls: list[tuple[Any, Any, Any, list[Tensor]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, name = kwargs or {}, func._schema.name.split("::")[1]
-        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        masks = name in ("index", "index_put_", "index_put") and any(each.dtype == torch.bool for each in given[1:])
-        counted = name == "repeat_interleave" and kwargs.get("output_size") is None
-        if name in READ or masks or counted:
+        kwargs = kwargs or {}
+        if waits(func, args, kwargs):
             _refused()
         made = func(*args, **kwargs)
         kinds = [each.alias_info for each in func._schema.returns]

@@ -38,7 +38,7 @@ def test_fit_trains_adapters_only_and_logs(tiny_run, tmp_path):
     assert backbone_file.read_bytes() == before
     with (run / "logs" / "csv" / "metrics.csv").open() as file:
         columns = next(csv.reader(file))
-    for wanted in ("train/loss", "train/balance", "train/kept_visual_fraction", "tokens_per_s/after"):
+    for wanted in ("train/loss", "train/balance", "train/kv_fraction", "tokens_per_s/after"):
         assert wanted in columns
     assert "group_usage_entropy/layer_3" in columns
     assert list((run / "logs" / "tb").glob("events.*"))
@@ -118,7 +118,7 @@ def recipe(backbone, tmp_path):
     "extra",
     [
         [],
-        ["--trainer.precision=bf16-mixed", "--model.gradient_checkpointing=true"],
+        ["--trainer.precision=bf16-mixed", "--model.gradient_checkpointing=true", "--model.routing.byte_pool=learned"],
         ["--model.routing.byte_pool=all", "--model.gradient_checkpointing=true", "--model.lora.dropout=0.1"],
     ],
 )
@@ -148,12 +148,13 @@ def test_a_router_starts_as_kvzap_s_nets_and_its_adapter_needs_them_no_more(reci
     family = load_family(BackboneConfig(str(backbone)))
     file = Path(shutil.copy(settings_for("kvzap", family)["calibration"], tmp_path / "nets.json"))
     nets = read_calibration(str(file), "kvzap", TokenScorers).numbers.nets
-    argv = recipe({**BYTES, "byte_pool": "all", "warm_start": str(file)})
+    argv = recipe({**BYTES, "byte_pool": "learned", "warm_start": str(file)})
     still = ["--model.optimizer.learning_rate=0", "--trainer.max_steps=1", "--trainer.precision=bf16-mixed"]
     assert main(["fit", *argv, *still]) == 0
     file.rename(tmp_path / "away.json")
     config, made, _ = read_adapter(tmp_path / "run" / "adapter")
     assert config.routing.warm_start == str(file)
+    assert not any(own_h.any() for own_h in made.bank.shares)  # heads start alike
     for selector, (weight_hD, bias_h) in zip(made.bank.selectors, nets, strict=True):
         assert torch.equal(selector.token.weight[-2:], weight_hD)
         assert torch.equal(selector.token.weight[:4], weight_hD[:1].expand(4, -1))

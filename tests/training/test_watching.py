@@ -84,7 +84,10 @@ def test_values_are_what_they_say(runs):
         assert row["train/kept_visual_fraction"] == 0.25
         assert row["train/kv_fraction"] == 0.25 * (1 + 4 / 16) / 2
         assert row["tokens_per_s/before"] > row["tokens_per_s/after"] > 0
-        assert all(0 <= row[f"group_usage_entropy/layer_{layer}"] <= 1 for layer in range(LAYERS))
+        for layer in range(LAYERS):
+            assert 0 <= row[f"mask_entropy/layer_{layer}"] <= 1
+            assert 0.9 < row[f"router_entropy/layer_{layer}"] <= 1
+            assert 1 / 16 <= row[f"group_usage_max/layer_{layer}"] <= 1 / 4 + 1e-6
         parts = [value for name, value in row.items() if re.match(r"gradient_norm/.*/layer_", name)]
         assert row["gradient_norm/total"] == pytest.approx(math.hypot(*parts), rel=1e-4)
     # the schedule warms up over 30 steps to 3e-3; the rate is that of the next step

@@ -1,41 +1,29 @@
-"""Base of every task's metric: a torchmetrics metric over predictions and references, with a score per sample."""
+"""Base of every task's metric: scores over predictions and references, and a score per sample."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
-
-import torch.distributed
-from torchmetrics import Metric
 
 Prediction = str | list[float]
 """A generated answer, or the log-likelihood of each choice. The runner strips answers but those of ``keep_space``."""
 
 
-class TaskMetric(Metric):
-    """Scores of a task over the answers that it took, which it holds; under DDP every process scores all answers."""
+class TaskMetric(ABC):
+    """Scores of a task over the answers that it took, which it holds."""
 
-    full_state_update = False
-    higher_is_better = True
+    higher_is_better: ClassVar[bool] = True
     points: ClassVar[frozenset[str]] = frozenset()
     """Scores that are no fractions (MME's points, CIDEr, perplexity); all others lie in 0..1."""
     subtasks: ClassVar[tuple[str, ...]] = ()
     """Scores of the benchmark's own tasks, where its printed score is the mean over them: each counts as a task where
     losses are averaged over tasks (KVCompose's equation 10)."""
 
-    rows: list[tuple[Any, Mapping[str, Any]]]
-
     def __init__(self) -> None:
-        super().__init__()
-        self.add_state("rows", [], dist_reduce_fx=None)
+        self.rows: list[tuple[Any, Mapping[str, Any]]] = []
 
     def update(self, predictions: Sequence[Prediction], references: Sequence[Mapping[str, Any]]) -> None:
         """Take predictions with the ``reference`` of their samples."""
         self.rows += zip(predictions, references, strict=True)
-
-    def _sync_dist(self, *_: Any, process_group: Any = None, **__: Any) -> None:
-        parts: list[Any] = [None] * torch.distributed.get_world_size(process_group)
-        torch.distributed.all_gather_object(parts, self.rows, group=process_group)
-        self.rows = [row for part in parts for row in part]
 
     @abstractmethod
     def compute(self) -> dict[str, float]:

@@ -1,21 +1,15 @@
 """Short answers against texts: how similar, equal, or near as a number; over several people's answers; for a judge.
 
-Sources: the DocVQA challenge's ANLS (Biten et al., arXiv:1905.13648, threshold 0.5) as lmms-eval's ``anls`` reads white
-space; GQA's exact match by LLaVA's ``scripts/convert_gqa_for_eval.py`` before GQA's own ``eval.py``; ChartQA's accuracy
-(Masry et al., arXiv:2203.10244, section 5.1), as coded in Qwen-VL's and lmms-eval's ``chartqa``. TextVQA and VizWiz:
-LLaVA's ``m4c_evaluator.py`` (TextVQAAccuracyEvaluator) and lmms-eval's ``textvqa`` and ``vizwiz_vqa``, which agree.
-VQAv2: ``vqaEval.py`` of GT-Vision-Lab/VQA after LLaVA's ``convert_vqav2_for_submission.py``; not what the servers do
-with test answers.
+Sources: DocVQA's ANLS (Biten et al., arXiv:1905.13648, threshold 0.5) as lmms-eval's ``anls``; GQA's exact match by
+LLaVA's ``convert_gqa_for_eval.py`` before GQA's ``eval.py``; ChartQA's accuracy (Masry et al., arXiv:2203.10244,
+section 5.1), as Qwen-VL's and lmms-eval's ``chartqa``; TextVQA and VizWiz: LLaVA's ``m4c_evaluator.py`` and lmms-eval,
+which agree; VQAv2: GT-Vision-Lab's ``vqaEval.py`` after LLaVA's ``convert_vqav2_for_submission.py``.
 
-``evalai_answer`` is EvalAI's processor, as LLaVA (``m4c_evaluator.py``) and lmms-eval (``vqa_eval_metric.py``) use it;
-its two last steps are also the normalisation of the official VQA scorer (``vqaEval.py``). What is odd and kept:
-
-- a punctuation mark is deleted where it touches a space *anywhere in the input*, or where the input has a comma between
-  digits; else it becomes a space, so that "a-b" is two words and "a -b, c-d" is not;
-- a full stop goes unless a digit follows ("5." loses it, ".5" and "a.5" keep it), and only the first 32 of a text go:
-  the original passes a flag where ``re.sub`` takes a count;
-- number words become digits before articles go, "none" becomes "0", and "ten" is the last;
-- missing apostrophes come back, except in words that are others too (its, were, well); "somebody'd" loses its own.
+``evalai_answer`` is EvalAI's processor as LLaVA and lmms-eval use it; its two last steps also normalise for
+``vqaEval.py``. Odd, and kept: a punctuation mark is deleted where it touches a space *anywhere in the input*, or where
+a comma stands between digits, and else becomes a space; a full stop goes unless a digit follows, and only the first 32
+go (the original passes a flag where ``re.sub`` takes a count); "none" becomes "0", and "ten" is the last number word;
+missing apostrophes come back, except in words that are others too (its, were, well).
 """
 
 import re

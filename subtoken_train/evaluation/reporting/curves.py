@@ -1,10 +1,9 @@
 """Accuracy against KV: arms of one method at several budgets, the area under their curve, and what a tolerance buys.
 
-After KVCompose (Akulov et al.): r is the share of KV that is gone; the relative loss of a budget is eq. 10, the mean
-over tasks of (R(full) - R(compressed)) / R(full), where RULER's 13 tasks and LongBench's sets are tasks each
-(``TaskMetric.subtasks``); the compression under a tolerance is the largest r of the piecewise linear curve whose loss
-is not above it (eq. 7 and 8). For the area that paper prints no formula; its values (90.2 where r ends at 0.9) are too
-large for an undivided one, so the trapezoid area is divided by its width here: the mean score over the range of r.
+After KVCompose (Akulov et al.): r is the share of KV that is gone; a budget's loss is the mean over tasks of (R(full) -
+R(compressed)) / R(full) (eq. 10), each of RULER's tasks and LongBench's sets being one (``TaskMetric.subtasks``); the
+compression under a tolerance is the largest r of the piecewise linear curve with no larger loss (eq. 7 and 8). The
+paper's areas have no formula and are too large for undivided ones: here they are divided by their width.
 
 Legend: p points of a curve, ascending in r.
 """
@@ -17,14 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from subtoken_train.evaluation.metrics.short_answers import Answered
+from subtoken_train.evaluation.reporting import score_tables as tables
 from subtoken_train.evaluation.reporting.runs import ArmResults
-from subtoken_train.evaluation.reporting.score_tables import (
-    Estimate,
-    cost_of,
-    method_notes,
-    score_of,
-    score_part,
-)
 
 AMOUNT = re.compile(r" (threshold=\S+|mean [\d.]+|[\d.,]+( tokens| bytes)?)(?= |$)")
 """Matches an eviction's budget: ``snapkv 1,024 tokens int8`` is ``snapkv int8`` without it."""
@@ -40,7 +33,7 @@ class Point:
 
     arm: ArmResults
     kv: float
-    estimate: Estimate
+    estimate: tables.Estimate
     loss: float | None
 
 
@@ -109,7 +102,7 @@ def method_words(arm: ArmResults) -> str:
     facts = arm.facts
     reducer = facts.reducer if facts.eviction != "-" else facts.reducer.split()[0]
     parts = [part for part in (reducer, facts.groups, AMOUNT.sub("", facts.eviction)) if part != "-"]
-    words, notes = " + ".join(parts) or "uncompressed", method_notes(facts)
+    words, notes = " + ".join(parts) or "uncompressed", tables.method_notes(facts)
     return f"{words} ({', '.join(notes)})" if notes else words
 
 
@@ -129,7 +122,7 @@ def _curve(backbone: str, name: str, members: list[ArmResults], arms: Sequence[A
         scored += [(task, name) for name in shared] or [(task, None)]
     points = []
     for arm in chosen:
-        kv, score = cost_of(arm, tasks).shares["with_index"], score_of(arm, tasks) if tasks else None
+        kv, score = tables.cost_of(arm, tasks).shares["with_index"], tables.score_of(arm, tasks) if tasks else None
         pairs = [] if reference is None else [(_value(reference, *each), _value(arm, *each)) for each in scored]
         known = pairs and all(full for full, _ in pairs)
         loss = float(np.mean([(full - mine) / full for full, mine in pairs])) if known else None
@@ -156,13 +149,13 @@ def _curve(backbone: str, name: str, members: list[ArmResults], arms: Sequence[A
 
 
 def _value(arm: ArmResults, task: str, name: str | None) -> float:
-    part = score_part(arm, task, name)
+    part = tables.score_part(arm, task, name)
     assert part is not None  # _usable
     return part.value
 
 
 def _usable(arm: ArmResults, task: str) -> bool:
     """Tell whether the score is an accuracy; the share of answers for a judge is not."""
-    part, runs = score_part(arm, task), arm.runs.get(task, {}).values()
+    part, runs = tables.score_part(arm, task), arm.runs.get(task, {}).values()
     judged = any(run.manifest.primary == Answered.names[0] for run in runs)
     return part is not None and part.form == "fraction" and not judged

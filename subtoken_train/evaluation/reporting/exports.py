@@ -10,24 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from subtoken_train.evaluation.reporting.report import (
-    NOTES,
-    Cell,
-    Report,
-    cell_text,
-    query_aware_text,
-    sections,
-    verdicts,
-)
-from subtoken_train.evaluation.reporting.score_tables import (
-    MEANS,
-    ArmRow,
-    Estimate,
-    KindScores,
-    ScoreTable,
-    estimate_of,
-    score_part,
-)
+from subtoken_train.evaluation.reporting import report as told
+from subtoken_train.evaluation.reporting import score_tables as tables
 
 TEXTS = ("arm", "backbone", "adapter", "reducer", "groups", "eviction", "query_aware", "acts", "trained", "seeds")
 """Facts of an arm in a row; ``query_aware`` is said of its answers to the row's task."""
@@ -47,7 +31,7 @@ KINDS = {
 """Heading -> what the column holds, in pandas' words; numbers may be missing."""
 
 
-def report_csv(report: Report) -> str:
+def report_csv(report: told.Report) -> str:
     """Return all scores of all arms; costs are those of the table that holds the task."""
     rows = [
         {**_facts(row, column), **cells}
@@ -68,9 +52,9 @@ def frame_csv(frame: pd.DataFrame) -> str:
     return str(frame.to_csv(index=False, float_format="%.6f", lineterminator="\n"))
 
 
-def _facts(row: ArmRow, column: str) -> dict[str, object]:
+def _facts(row: tables.ArmRow, column: str) -> dict[str, object]:
     facts, cost = row.arm.facts, row.cost
-    aware = query_aware_text(row.arm, None if column in MEANS else column)
+    aware = told.query_aware_text(row.arm, None if column in tables.MEANS else column)
     methods = (facts.reducer, facts.groups, facts.eviction, aware, facts.acts)
     texts = (row.arm.name, facts.backbone, facts.adapter or "", *methods, "yes" if facts.trained else "no")
     shares = (facts.nominal_kv, cost.shares["measured"], cost.shares["with_index"], cost.shares["prompt"])
@@ -82,27 +66,29 @@ def _facts(row: ArmRow, column: str) -> dict[str, object]:
     }
 
 
-def _scores_of(row: ArmRow, column: str, kinds: tuple[KindScores, ...]) -> Iterator[dict[str, object]]:
+def _scores_of(row: tables.ArmRow, column: str, kinds: tuple[tables.KindScores, ...]) -> Iterator[dict[str, object]]:
     """Yield the cells of a column: the printed score first, then the task's other ones, then its kinds."""
     printed = row.scores[column]
     if printed is None:
         return
-    runs = [] if column in MEANS else list(row.arm.answered(column).values())
+    runs = [] if column in tables.MEANS else list(row.arm.answered(column).values())
     primary = runs[0].manifest.primary if runs else "mean"
     paper = row.printed.get(column, math.nan) / (100 if printed.form == "fraction" else 1)
     yield _cells(column, primary, printed, row.differences.get(column)) | {PAPER: paper}
     for name in list(runs[0].scores) if runs else []:
         everywhere = name != primary and all(name in run.scores for run in runs)  # limited runs lack some of MME's
-        part = score_part(row.arm, column, name) if everywhere else None
+        part = tables.score_part(row.arm, column, name) if everywhere else None
         if part is not None:
-            yield _cells(column, name, estimate_of([part]))
+            yield _cells(column, name, tables.estimate_of([part]))
     for scores in (part for part in kinds if part.task == column):
         for kind, estimate in scores.arms.get(row.arm.name, {}).items():
             yield _cells(column, f"kind:{kind}", estimate)
 
 
-def _cells(task: str, score: str, its: Estimate, difference: Estimate | str | None = None) -> dict[str, object]:
-    paired = difference if isinstance(difference, Estimate) else None
+def _cells(
+    task: str, score: str, its: tables.Estimate, difference: tables.Estimate | str | None = None
+) -> dict[str, object]:
+    paired = difference if isinstance(difference, tables.Estimate) else None
     apart = [difference] if isinstance(difference, str) else [] if paired is None else paired.marks
     notes = "; ".join([*its.marks, *(f"difference: {words}" for words in apart)])
     cells: dict[str, object] = {"task": task, "score": text_cell(score), "unit": its.form, "marks": text_cell(notes)}
@@ -125,10 +111,10 @@ _LATEX_ESCAPES = {
 _LATEX_SPECIAL = re.compile("|".join(map(re.escape, _LATEX_ESCAPES)))
 
 
-def report_latex(report: Report) -> str:
+def report_latex(report: told.Report) -> str:
     """Return all score tables."""
     blocks = [r"% \usepackage{booktabs,xcolor}"]
-    for part in (part for part in sections(report) if isinstance(part.about, ScoreTable)):
+    for part in (part for part in told.sections(report) if isinstance(part.about, tables.ScoreTable)):
         frame = part.written(_latex_cell).rename(columns=latex_escape)
         how: dict[str, Any] = {"column_format": f"l{'r' * (frame.shape[1] - 1)}", "caption": latex_escape(part.title)}
         text = frame.style.hide(axis="index").to_latex(**how, position_float="centering", hrules=True)
@@ -136,8 +122,8 @@ def report_latex(report: Report) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _latex_cell(cell: Cell, samples: int) -> str:
-    if not isinstance(cell, Estimate):
+def _latex_cell(cell: told.Cell, samples: int) -> str:
+    if not isinstance(cell, tables.Estimate):
         return "--" if cell is None else latex_escape(cell)
     number = latex_escape(cell.value_text)
     words = " ".join(filter(None, [cell.interval_text if cell.signed else "", cell.remark(samples)]))
@@ -154,11 +140,11 @@ def latex_escape(text: str) -> str:
 _MARKDOWN_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
 
 
-def report_markdown(report: Report) -> str:
+def report_markdown(report: told.Report) -> str:
     """Return all tables of the report; charts and pictures are in the HTML page."""
-    blocks = ["# Matched-budget report", *_markdown_list(verdicts(report)), *_markdown_list(NOTES)]
-    for part in sections(report):
-        frame = part.written(lambda cell, samples: markdown_escape(cell_text(cell, samples) if cell != "" else ""))
+    blocks = ["# Matched-budget report", *_markdown_list(told.verdicts(report)), *_markdown_list(told.NOTES)]
+    for part in told.sections(report):
+        frame = part.written(lambda cell, samples: markdown_escape(told.cell_text(cell, samples) if cell != "" else ""))
         header = [markdown_escape(name) for name in frame.columns]
         rows = [header, ["---"] * len(header), *frame.to_numpy().tolist()]
         table = "\n".join(f"| {' | '.join(row)} |" for row in rows)

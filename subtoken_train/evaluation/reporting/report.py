@@ -13,20 +13,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from subtoken_train.evaluation.reporting import score_tables
 from subtoken_train.evaluation.reporting.curves import TOLERANCES, Curve, make_curves
 from subtoken_train.evaluation.reporting.runs import ArmResults, read_results
-from subtoken_train.evaluation.reporting.score_tables import (
-    MEANS,
-    MOOT,
-    ArmRow,
-    Estimate,
-    KindScores,
-    ScoreTable,
-    make_kinds,
-    make_tables,
-    method_notes,
-    ordered,
-)
 from subtoken_train.evaluation.results import ArmFacts
 from subtoken_train.ledger.kv_budget import share_words
 
@@ -35,7 +24,7 @@ KVCompose PyramidKV SnapKV Compactor KeyDiff TOVA LagKV Streaming_LLM TGV_KV VL_
 METHODS = {name.lower(): name.replace("_", "-" if name in ("TGV_KV", "VL_Cache") else "") for name in _NAMES.split()}
 SELECTORS = {"linear": "router", "mlp": "MLP router", "value_norm": "by value norm", "random": "at random"}
 """Spellings of methods and selectors in tables; others go by their own name."""
-Cell = Estimate | str | None
+Cell = score_tables.Estimate | str | None
 NOTHING = "-"
 NOTES = (
     "Scores are computed from the stored answers; fractions are shown in %. Means are computed, and only where all of "
@@ -46,8 +35,8 @@ NOTES = (
     "Better and worse: the whole interval of the paired difference lies on one side of zero; level: it holds zero, so "
     "these samples do not tell the two apart; not affected: compression could not change the score. Each interval is "
     "a 95 % one by itself.",
-    f"{MOOT} and grey: compression acted after the prompt, whose pass already gives the first token. One-word answers "
-    "and one-token choices are that token, so such a score, or its part in a mean, does not measure the compression.",
+    f"{score_tables.MOOT} and grey: compression acted after the prompt, whose pass already gives the first token. "
+    "One-word answers and one-token choices are that token, so such a score does not measure the compression.",
     "KV nominal: what the ledger promises of the compressed region's bytes. KV measured: the same from the packed "
     "tensors; with index: and what finds the stored value groups; KV prompt: everything, the text included. Anchor KV "
     "over ours is of KV measured, and must not be below 1. A threshold promises nothing: nominal is the mean that was "
@@ -73,10 +62,10 @@ class Report:
 
     arms: tuple[ArmResults, ...]
     titles: dict[str, str]
-    tables: tuple[ScoreTable, ...]
+    tables: tuple[score_tables.ScoreTable, ...]
     tasks: pd.DataFrame
     curves: tuple[Curve, ...]
-    kinds: tuple[KindScores, ...]
+    kinds: tuple[score_tables.KindScores, ...]
 
     @property
     def task_names(self) -> list[str]:
@@ -86,14 +75,14 @@ class Report:
 
 def make_report(folders: Sequence[Path], progress: Callable[[int, int], None] | None = None) -> Report:
     """Read results folders and work everything out; ``progress`` is called with (done, total)."""
-    arms = ordered(read_results(folders, progress))
+    arms = score_tables.ordered(read_results(folders, progress))
     return Report(
         tuple(arms),
         human_names({arm.name: arm.facts for arm in arms}),
-        make_tables(arms),
+        score_tables.make_tables(arms),
         _task_facts(arms),
         tuple(make_curves(arms)),
-        tuple(make_kinds(arms)),
+        tuple(score_tables.make_kinds(arms)),
     )
 
 
@@ -106,7 +95,7 @@ def human_names(arms: Mapping[str, ArmFacts]) -> dict[str, str]:
         parts = {facts.reducer: spoken(facts.reducer), facts.groups: groups, facts.eviction: spoken(facts.eviction)}
         named = " + ".join(each for own, each in parts.items() if own != NOTHING)
         whole = "no compression" if facts.adapter is not None else "no compression, no adapter"
-        words[name] = ", ".join([named, *method_notes(facts)]) if named else whole
+        words[name] = ", ".join([named, *score_tables.method_notes(facts)]) if named else whole
     alike = Counter(words.values())
     return {name: method if alike[method] == 1 else f"{method} ({name})" for name, method in words.items()}
 
@@ -148,7 +137,7 @@ class Section:
     samples: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     level: int = 2
-    about: ScoreTable | KindScores | tuple[Curve, ...] | None = None
+    about: score_tables.ScoreTable | score_tables.KindScores | tuple[Curve, ...] | None = None
 
     def written(self, write: Callable[[Cell, int], str]) -> pd.DataFrame:
         """Return the frame as text: ``write`` gets a cell and its column's samples, which stand in the heading."""
@@ -175,7 +164,7 @@ def verdicts(report: Report) -> list[str]:
     return lines or ["No arm was compared: none names an anchor that has results here."]
 
 
-def _verdict(row: ArmRow, table: ScoreTable, report: Report) -> str:
+def _verdict(row: score_tables.ArmRow, table: score_tables.ScoreTable, report: Report) -> str:
     assert row.anchor is not None
     ours, its = row.arm.facts.nominal_kv, row.anchor.facts.nominal_kv
     who = f"{report.titles[row.arm.name]} against {report.titles[row.anchor.name]}"
@@ -187,7 +176,7 @@ def _verdict(row: ArmRow, table: ScoreTable, report: Report) -> str:
     found: dict[str, list[str]] = {}
     for column, heading in table.columns.items():
         cell = row.differences.get(column)
-        if isinstance(cell, Estimate):
+        if isinstance(cell, score_tables.Estimate):
             kind = "not affected" if cell.moot else cell.verdict or "without an interval"
             numbers = f" ({cell_text(cell, cell.n)})" if kind in {"better", "worse"} else ""
             found.setdefault(kind, []).append(heading + numbers)
@@ -214,7 +203,7 @@ def nominal_text(facts: ArmFacts) -> str:
     return _share_text(facts.nominal_kv) if facts.promises else "measured"
 
 
-def measured_text(row: ArmRow) -> str:
+def measured_text(row: score_tables.ArmRow) -> str:
     """Return the share that an arm took; for a threshold with its standard deviation, ``21.874% ± 3.120%``."""
     spread = row.cost.spread if row.arm.facts.by_threshold else None
     return _share_text(row.cost.shares["measured"]) + ("" if spread is None else f" ± {spread:.3%}")
@@ -231,7 +220,7 @@ def query_aware_text(arm: ArmResults, task: str | None = None) -> str:
     return "no" if not named else "yes" if len(named) == len(holds) else f"yes on {', '.join(named)}"
 
 
-def _scores(table: ScoreTable, report: Report) -> Section:
+def _scores(table: score_tables.ScoreTable, report: Report) -> Section:
     rows, flags = [], []
     printed = {key for row in table.rows for key in row.printed}
     for row in table.rows:
@@ -258,7 +247,7 @@ def _scores(table: ScoreTable, report: Report) -> Section:
     return Section(table.title, pd.DataFrame(rows, dtype=object), samples, tuple(flags), about=table)
 
 
-def _budgets(table: ScoreTable, report: Report) -> Section:
+def _budgets(table: score_tables.ScoreTable, report: Report) -> Section:
     rows = []
     for row in table.rows:
         facts, shares = row.arm.facts, row.cost.shares
@@ -283,9 +272,9 @@ def _budgets(table: ScoreTable, report: Report) -> Section:
     return Section("Budgets", pd.DataFrame(rows, dtype=object), level=3)
 
 
-def _times(table: ScoreTable, report: Report) -> Section:
+def _times(table: score_tables.ScoreTable, report: Report) -> Section:
     """The seconds of every arm, then of every method: the mean over its checkpoints (arms and seeds)."""
-    tasks = [key for key in table.columns if key not in MEANS]
+    tasks = [key for key in table.columns if key not in score_tables.MEANS]
     methods: dict[str, list[ArmResults]] = {}
     rows = []
     for row in table.rows:
@@ -298,7 +287,7 @@ def _times(table: ScoreTable, report: Report) -> Section:
     return Section("Time", pd.DataFrame(rows, dtype=object), notes=(TIME_NOTE,), level=3)
 
 
-def _time_cells(arms: list[ArmResults], tasks: list[str], table: ScoreTable) -> dict[str, str]:
+def _time_cells(arms: list[ArmResults], tasks: list[str], table: score_tables.ScoreTable) -> dict[str, str]:
     """Mean seconds of each task and the minutes of all; no mean of checkpoints that answered unequal numbers."""
     runs = {task: [run for arm in arms for run in arm.runs.get(task, {}).values()] for task in tasks}
     cells, total = {"checkpoints": str(max(map(len, runs.values()), default=0))}, 0.0
@@ -314,7 +303,7 @@ def _time_cells(arms: list[ArmResults], tasks: list[str], table: ScoreTable) -> 
     return {**cells, "device": ", ".join(sorted(devices))}
 
 
-def _kinds(kinds: KindScores, report: Report) -> Section:
+def _kinds(kinds: score_tables.KindScores, report: Report) -> Section:
     columns = {report.titles[arm]: scores for arm, scores in kinds.arms.items()}
     rows = []
     for kind in kinds.kinds:

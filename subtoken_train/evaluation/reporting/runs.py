@@ -13,17 +13,10 @@ from typing import Any
 import pandas as pd
 
 from subtoken_train.errors import unknown_name
-from subtoken_train.evaluation.results import (
-    COUNTS,
-    MANIFEST_FILE,
-    SAMPLES_GLOB,
-    ArmFacts,
-    Manifest,
-    read_samples,
-)
+from subtoken_train.evaluation import results
 from subtoken_train.evaluation.tasks import TASKS, build_task
 
-SAMPLES = ("kind", "score", "emptied", *COUNTS)
+SAMPLES = ("kind", "score", "emptied", *results.COUNTS)
 """Columns of a frame of samples, whose index is their ids: what ``SampleRecord`` says, and the score computed anew."""
 SEED_WORD = re.compile(r"[-_.]?seed[-_=]?\d+", re.IGNORECASE)
 SAME_FACTS = ("reducer", "groups", "eviction", "protocol", "acts", "nominal_kv", "trained")
@@ -39,7 +32,7 @@ class Cost:
     @cached_property
     def total(self) -> dict[str, float]:
         """Sums of all ``COUNTS``, and how many samples lost a whole region in some layer (``emptied``)."""
-        return {name: self.samples[name].sum() for name in ("emptied", *COUNTS)}
+        return {name: self.samples[name].sum() for name in ("emptied", *results.COUNTS)}
 
     @property
     def shares(self) -> dict[str, float | None]:
@@ -82,7 +75,7 @@ class Run:
     """An arm, seed and task; ``one_token``: what is scored is of prompts' last rows; ``subtasks``: answered ones."""
 
     folder: Path
-    manifest: Manifest
+    manifest: results.Manifest
     samples: pd.DataFrame
     scores: dict[str, float]
     higher_is_better: bool
@@ -108,7 +101,7 @@ class ArmResults:
     """An arm with its seeds; ``runs`` by task, then seed; its name has no seed, its facts are the first run's."""
 
     name: str
-    facts: ArmFacts
+    facts: results.ArmFacts
     runs: dict[str, dict[int | None, Run]]
 
     @property
@@ -136,13 +129,15 @@ def read_results(folders: Sequence[Path], progress: Callable[[int, int], None] |
     """Read all arms of some folders, which may share one by task or seed; ``progress`` gets (done, total)."""
     places: list[Path] = []
     for folder in folders:
-        found = sorted(path.parent for path in folder.glob(f"*/*/{MANIFEST_FILE}"))
+        found = sorted(path.parent for path in folder.glob(f"*/*/{results.MANIFEST_FILE}"))
         if not found:
             writes = "'subtoken-train evaluate' writes them"
-            raise ValueError(f"{folder} holds no results (ARM/TASK/{MANIFEST_FILE}; {writes})")
-        if unnamed := sorted({path.parent for path in folder.glob(f"*/*/{SAMPLES_GLOB}")}.difference(found)):
+            raise ValueError(f"{folder} holds no results (ARM/TASK/{results.MANIFEST_FILE}; {writes})")
+        if unnamed := sorted({path.parent for path in folder.glob(f"*/*/{results.SAMPLES_GLOB}")}.difference(found)):
             # an arm or a task would be missing from the tables without a word
-            raise ValueError(f"{unnamed[0]} holds answers and no {MANIFEST_FILE}; evaluate it again, or move it away")
+            raise ValueError(
+                f"{unnamed[0]} holds answers and no {results.MANIFEST_FILE}; evaluate it again, or move it away"
+            )
         places += found
     arms: dict[str, ArmResults] = {}
     for done, place in enumerate(places, start=1):
@@ -172,7 +167,7 @@ def _add(arms: dict[str, ArmResults], run: Run) -> None:
     runs[facts.seed] = run
 
 
-def _printable(facts: ArmFacts) -> ArmFacts:
+def _printable(facts: results.ArmFacts) -> results.ArmFacts:
     """Write out what acts on a terminal, or breaks a line of a table, instead of standing there."""
     texts: dict[str, Any] = {key: value for key, value in asdict(facts).items() if isinstance(value, str)}
     for key, text in texts.items():
@@ -181,11 +176,11 @@ def _printable(facts: ArmFacts) -> ArmFacts:
 
 
 def _read_run(folder: Path) -> Run:
-    manifest, place = Manifest.read(folder), folder / MANIFEST_FILE
+    manifest, place = results.Manifest.read(folder), folder / results.MANIFEST_FILE
     manifest = replace(manifest, arm=_printable(manifest.arm))
     if manifest.task not in TASKS:
         raise ValueError(f"{place}: {unknown_name('task', manifest.task, TASKS)}")
-    records = list(read_samples(folder).values())
+    records = list(results.read_samples(folder).values())
     if len(records) > manifest.rows:
         words = f"holds {len(records)} samples, but its manifest says {manifest.rows}"
         raise ValueError(f"{folder} {words}; remove the folder")
@@ -208,7 +203,7 @@ def _read_run(folder: Path) -> Run:
         if manifest.primary not in scores:
             raise ValueError(f"{place}: {unknown_name('score', manifest.primary, scores)}")
     rows = [
-        (record.kind, score, bool(record.emptied), *(getattr(record, name) for name in COUNTS))
+        (record.kind, score, bool(record.emptied), *(getattr(record, name) for name in results.COUNTS))
         for record, score in zip(records, own, strict=True)
     ]
     # one token of an answer or choice is of the prompt's last row; an answer of two is one and its end, if more may be

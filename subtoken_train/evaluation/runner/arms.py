@@ -16,6 +16,7 @@ from subtoken_train.artifact.config import AdapterConfig, read_config
 from subtoken_train.artifact.hub import adapter_folder
 from subtoken_train.documents import read_json
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.errors import ending_with
 from subtoken_train.evaluation.results import ArmFacts
 from subtoken_train.evaluation.runner.spec import Anchors
 from subtoken_train.evaluation.tasks.task import Modality, Task
@@ -121,6 +122,7 @@ def resolve_arms(
     return with_anchors(arms, pool) if anchors == "auto" else (arms, [])
 
 
+@ending_with("'subtoken-train evaluate --help' lists the settings of an arm")
 def describe_arm(spec: ArmSpec, pool: ModelPool) -> Arm:
     """Return the arm that a spec and its model make; no anchor is named yet."""
     backbone = load_arm(spec, pool)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from subtoken_train.datasets.unknown_tokens import SomeTexts, say_unknown, spread
+from subtoken_train.errors import in_a_grid
 from subtoken_train.evaluation.results import read_samples
 from subtoken_train.evaluation.runner.arms import load_arm, resolve_arms
 from subtoken_train.evaluation.runner.cell import ONE, Processes, Progress, alone, make_cell, run_cell, write_manifest
@@ -78,6 +79,7 @@ def read_tasks(grid: Grid) -> list[tuple[Task, Sequence[Sample]]]:
     return read
 
 
+@in_a_grid
 def named_tasks(grid: Grid) -> list[Task]:
     """Return the tasks with their options, and where their files are; nothing is read."""
     tasks = []

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from subtoken_train.documents import parse_yaml
-from subtoken_train.errors import at_place, check_range, check_word, refuse, shell_words
+from subtoken_train.errors import at_place, check_range, check_word, in_a_grid, refuse, shell_words
 from subtoken_train.evaluation.tasks import TASKS
 from subtoken_train.inference.arm_spec import ArmSpec, Written
 from subtoken_train.outputs import locked
@@ -99,14 +99,14 @@ def expand_arms(content: object, written: Written = "key") -> list[ArmSpec]:
     return [ArmSpec(**{**content, **dict(zip(axes, values, strict=True))}, written=written) for values in combinations]
 
 
+@in_a_grid
 def read_grid(path: Path, **overrides: Any) -> Grid:
     """Read a grid's YAML, keys as in ``Grid``; an override that is not None replaces what the file says."""
     content = parse_yaml(recipe_text(found := named_recipe(path, "grid")), str(found))
     instead = f"train it: subtoken-train fit --config {shell_words(path)}"
     is_recipe = isinstance(content, dict) and content.keys() >= {"model", "data"}
     refuse((is_recipe, f"{path} is a recipe, not a grid of arms and tasks; {instead}"))
-    with at_place("", "; 'subtoken-train recipes show mini_recall' prints a whole grid"):
-        read = vars(typed(_File, content, str(path)))
+    read = vars(typed(_File, content, str(path)))
     if not read["out"]:
         raise ValueError(f"{path}: out must name the results folder")
     settings = {key: value for given in (read, overrides) for key, value in given.items() if value is not None}

@@ -80,8 +80,6 @@ class CaptionCider(TaskMetric):
 class CaptionTask(ImageQuestions):
     """One caption per image, as lmms-eval asks it, such as TextCaps (Sidorov et al., ECCV 2020); no OCR words."""
 
-    scored_by = CaptionCider
-
     def question(self, row: FileRow) -> str:
         return "Provide a one-sentence caption for the provided image."
 

@@ -36,7 +36,6 @@ class Recall(MadeTexts):
     split: str = "test"
     seed: int = 0
 
-    scored_by = RecallScore
     allowed: ClassVar = {"split": SPLITS}
     ranges: ClassVar = {"contexts": (1, MAX_COUNT), "context_length": (1, MAX_TOKENS), "seed": (0, MAX_SEED)}
     length_option = "context_length"
@@ -162,7 +161,6 @@ class Scenes(Task):
 
     split: str = "test"
 
-    scored_by = SceneScore
     made_in = "data/scenes"
     where = """Made on this machine, from 1,797 embedded digits; data/scenes is read unless a folder is named:
   subtoken-train data scenes

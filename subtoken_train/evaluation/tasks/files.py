@@ -6,11 +6,12 @@ Errors name file and line; images stay encoded until they are opened.
 from __future__ import annotations
 
 import csv
+import io
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 from datasets import Dataset, Image, List, load_dataset
@@ -23,9 +24,6 @@ from subtoken_train.errors import at_place, refuse
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.families.online import hub_asked, silence
 from subtoken_train.typed import shown
-
-if TYPE_CHECKING:
-    from _csv import Reader
 
 CUT_OFF = "the file may be cut off: fetch it again"
 MAX_TEXT = 2**32  # bytes of a benchmark's file at most
@@ -126,27 +124,15 @@ def benchmark_text(path: Path) -> str:
     return text
 
 
-def benchmark_json(path: Path) -> Any:
-    """Read a JSON file."""
-    return _parsed(benchmark_text(path), str(path))
-
-
 def read_entries(path: Path, key: str | None, columns: Sequence[str] = ()) -> list[FileRow]:
-    """Read the objects of the list that a JSON file is, or holds under a key; each must have the columns."""
-    content = benchmark_json(path)
+    """Read the objects that a JSON file lists or names, or lists under a key; each must have the columns."""
+    content = _parsed(benchmark_text(path), str(path))
+    if key is None and isinstance(content, dict):
+        return [_object(values, f"{path}, {name!r}", columns) for name, values in content.items()]
     entries = content if key is None else content.get(key) if isinstance(content, dict) else None
     if not isinstance(entries, list):
-        lacks = "is no list" if key is None else f"has no list {key!r}"
-        raise ValueError(f"{path} {lacks}; is it another file?")
+        raise ValueError(f"{path} has no list {key or 'of objects'}; is it another file?")
     return [_object(values, f"{path}, {key or 'entry'}[{number}]", columns) for number, values in enumerate(entries)]
-
-
-def read_named(path: Path, columns: Sequence[str] = ()) -> dict[str, FileRow]:
-    """Read the objects of a JSON file that is one object of objects, by their names; each must have the columns."""
-    content = benchmark_json(path)
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds {shown(content)} instead of named objects; is it another file?")
-    return {name: _object(values, f"{path}, {name!r}", columns) for name, values in content.items()}
 
 
 def read_jsonl(path: Path, columns: Sequence[str] = ()) -> list[FileRow]:
@@ -178,39 +164,23 @@ def read_table(path: Path, columns: Sequence[str], delimiter: str = ",", header:
 
     Without ``header`` it has exactly these columns, in order.
     """
+    text = io.StringIO(benchmark_text(path).removeprefix("\ufeff"))
+    reader, rows, line = csv.reader(text, delimiter=delimiter, strict=True), list[FileRow](), 1
+    names = [] if header else list(columns)
     try:
-        check_regular(path)
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            lines = _cells(path, csv.reader(file, delimiter=delimiter, strict=True))
-            names = list(columns) if not header else next((cells for _, cells in lines), None)
-            if names is None:
-                raise ValueError(f"{path} is empty; {CUT_OFF}")
-            check_columns(str(path), columns, names)
-            rows = []
-            for place, cells in lines:
-                if len(cells) != len(names):
-                    raise ValueError(f"{place}: {len(cells)} cells, but {len(names)} columns; {CUT_OFF}")
+        for cells in reader:
+            place, line = f"{path}, line {line}", reader.line_num + 1
+            if cells and not names:
+                check_columns(str(path), columns, names := cells)
+            elif cells and len(cells) != len(names):
+                raise ValueError(f"{place}: {len(cells)} cells, but {len(names)} columns; {CUT_OFF}")
+            elif cells:
                 rows.append(FileRow(dict(zip(names, cells, strict=True)), place))
-            return rows
-    except OSError:
-        raise ValueError(f"{path} is missing or cannot be read; check the path") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 ({error.reason})") from None
-
-
-def _cells(path: Path, reader: Reader) -> Iterator[tuple[str, list[str]]]:
-    while True:
-        place = f"{path}, line {reader.line_num + 1}"
-        try:
-            cells = next(reader, None)
-        except csv.Error as error:
-            raise ValueError(f"{place}: {error}; {CUT_OFF}") from None
-        if cells is None:
-            return
-        if any("\0" in cell for cell in cells):
-            raise ValueError(f"{place}: holds a NUL character, so it is not text; {CUT_OFF}")
-        if cells:
-            yield place, cells
+    except csv.Error as error:
+        raise ValueError(f"{path}, line {line}: {error}; {CUT_OFF}") from None
+    if not names:
+        raise ValueError(f"{path} is empty; {CUT_OFF}")
+    return rows
 
 
 def parquet_files(folder: Path, split: str, config: str | None = None) -> list[Path]:
@@ -311,9 +281,6 @@ def _encoded(dataset: Dataset) -> Dataset:
     return dataset
 
 
-_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})(?:-[0-9a-f]+)?\.parquet")
-
-
 def check_complete(task: Task, samples: Sequence[Sample], limit: int | None) -> None:
     """Refuse a part of a set as if it were the set, unless a run asks for no more samples than its files hold."""
     if not samples:
@@ -321,24 +288,8 @@ def check_complete(task: Task, samples: Sequence[Sample], limit: int | None) -> 
     found, expected = len(samples), task.expected_rows
     if expected is None or found == expected or (limit is not None and found >= limit):
         return
-    missing = missing_shards(Path(task.source)) if task.source is not None else []
-    hint = f" Missing: {', '.join(missing)}." if missing else ""
-    words = f"task {task.name} has {found:,} of {expected:,} samples in {task.source or task.hub_id}.{hint}"
-    raise ValueError(f"{words} Get the rest, or limit the run. {task.where}")
-
-
-def missing_shards(folder: Path) -> list[str]:
-    """Find Parquet shards below ``folder`` that others' names promise (``-00000-of-00003``) but that are not there."""
-    present: dict[tuple[Path, str, int], set[int]] = {}
-    for path in folder.rglob("*.parquet"):
-        if match := _SHARD.fullmatch(path.name):
-            key = (path.parent.relative_to(folder), match["stem"], int(match["total"]))
-            present.setdefault(key, set()).add(int(match["number"]))
-    return [
-        (parent / f"{stem}-{number:05}-of-{total:05}.parquet").as_posix()
-        for (parent, stem, total), numbers in sorted(present.items())
-        for number in sorted(set(range(total)) - numbers)
-    ]
+    words = f"task {task.name} has {found:,} of {expected:,} samples in {task.source or task.hub_id}"
+    raise ValueError(f"{words}. Get the rest, or limit the run. {task.where}")
 
 
 def check_samples(task: Task, samples: Sequence[Sample]) -> None:

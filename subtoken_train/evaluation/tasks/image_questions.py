@@ -1,21 +1,26 @@
-"""Tasks of one image and one question a row: their base, and those that have the Hub's Parquet form alone.
+"""Tasks of one image and one question a row: their base, and those whose files and rules need no more than it.
 
 Multiple choice (AI2D, MMStar, RealWorldQA, SEED-Bench) is asked and scored as in lmms-eval:
 ``tasks/{ai2d,mmstar,realworldqa,seedbench}`` and ``_task_utils/mcq_extract.py`` at 75571cfe, with the words of its
-default models.
+default models. TextVQA is read in LLaVA's form, too: ``llava_textvqa_val_v051_ocr.jsonl``, whose lines hold the whole
+prompt, with ``TextVQA_0.5.1_val.json`` for the answers, joined by image and question in lower case, because the lines
+have no question ids. The Parquet form is lmms-eval's, whose prompts of TextVQA capitalise the question (and lower the
+rest of it); GQA's questions and images are two configurations of it.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, ClassVar
 
+from subtoken_train.datasets.image_sources import inside
 from subtoken_train.evaluation.metrics import short_answers
-from subtoken_train.evaluation.metrics.choices import best_placed_letter
-from subtoken_train.evaluation.metrics.metric import TaskMetric, mean_of
-from subtoken_train.evaluation.tasks.files import FileRow, read_split, task_source, unique_ids
+from subtoken_train.evaluation.metrics.metric import mean_of
+from subtoken_train.evaluation.tasks import files
+from subtoken_train.evaluation.tasks.files import FileRow, read_split, task_source
 from subtoken_train.evaluation.tasks.task import Sample, Task
 
 SHORT_ANSWER = "\nAnswer the question using a single word or phrase."
@@ -38,10 +43,7 @@ class ImageQuestions(Task):
         """Return all samples, of the benchmark's own files or of the Parquet set."""
         source = task_source(self)
         rows = self.own_rows(source) if isinstance(source, Path) else None
-        rows = self.parquet_rows() if rows is None else rows
-        samples = [self.sample(row, number) for number, row in enumerate(rows)]
-        self.check(samples, rows)
-        return samples
+        return [self.sample(row, n) for n, row in enumerate(self.parquet_rows() if rows is None else rows)]
 
     def own_rows(self, folder: Path) -> list[FileRow] | None:
         """Return the rows of a folder with files of the benchmark's own form; None where it has none of those."""
@@ -76,10 +78,6 @@ class ImageQuestions(Task):
             return "question"
         return str(given[0]) if isinstance(given, list) else row.text(str(self.kinds))
 
-    def check(self, samples: Sequence[Sample], rows: Sequence[FileRow]) -> None:
-        """Refuse rows that cannot stand side by side, as of one id."""
-        unique_ids((sample.id, row.place) for sample, row in zip(samples, rows, strict=True))
-
     def answer(self, row: FileRow) -> str:
         """Return a row's one answer, of its column ``answer``."""
         if row.values["answer"] is None:
@@ -106,7 +104,6 @@ def lettered(options: Mapping[str, str] | Iterable[str]) -> str:
 class ChartQA(ImageQuestions):
     """ChartQA (Masry et al., arXiv:2203.10244): questions about charts, written by people or made from captions."""
 
-    scored_by = short_answers.RelaxedAccuracy
     ending = "\nAnswer the question with a single word."
     writers: ClassVar = {"human_test": "human", "augmented_test": "augmented"}
 
@@ -119,16 +116,9 @@ class ChartQA(ImageQuestions):
         return str(self.writers[label])
 
 
-class Pages(ImageQuestions):
-    """DocVQA (Mathew et al., arXiv:2007.00398) and InfographicVQA (arXiv:2104.12756), validation; no OCR words."""
-
-    scored_by = short_answers.ANLS
-
-
 class VizWiz(ImageQuestions):
     """VizWiz-VQA (Gurari et al., arXiv:1802.08218), validation; questions are capitalised as in lmms-eval."""
 
-    scored_by = short_answers.SoftAccuracy
     ending = f"\nWhen the provided information is insufficient, respond with 'Unanswerable'.{SHORT_ANSWER}"
 
     def question(self, row: FileRow) -> str:
@@ -137,8 +127,6 @@ class VizWiz(ImageQuestions):
 
 class OCRBench(ImageQuestions):
     """OCRBench (Liu et al., arXiv:2305.07895): texts, forms, formulas by hand; its score is 1,000 ``accuracy``."""
-
-    scored_by = short_answers.ContainsAnswer
 
     def question(self, row: FileRow) -> str:
         return row.text("question").strip()
@@ -149,6 +137,34 @@ class OCRBench(ImageQuestions):
 
 _LETTERS = tuple("ABCD")
 _BEGINS = re.compile(r"\s*([A-Z])\.")
+_STATIC_PHRASES = (
+    *(f"{before}{what} is" for what in ("answer", "option", "choice") for before in ("correct ", "the correct ")),
+    *(f"{before}{what} is" for what in ("answer", "option") for before in ("best ", "the best ")),
+    *(f"{before}{what} is" for what in ("answer", "choice") for before in ("", "the ", "my ")),
+    *(f"i {verb}" for verb in ("choose", "select", "pick")),
+    *("옵션", "정답은", "답은", "답:", "答案是", "答案为", "选", "答えは"),
+)
+_STATIC_FRAMES = ((3, "{})"), (4, "{}:"), (5, "{}."), (6, "({})"), (2, "{} "))
+
+
+def best_placed_letter(text: str, letters: Iterable[str]) -> str | None:
+    """Return lmms-eval's ``extract_mcq_answer``: the letter in the most telling place, the last among equals."""
+    text = text.strip()
+    for mark in ",.!?;:'\"":
+        text = text.strip(mark)
+    padded, bare = f" {text} ", text.strip()
+    letters, places = tuple(letters), list[tuple[int, int, str]]()
+    for letter in letters:
+        frames = ((rank, frame.format(letter)) for rank, frame in _STATIC_FRAMES)
+        places += [(rank, padded.rfind(framed), letter) for rank, framed in frames if framed in padded]
+        after = (padded.lower().find(phrase) + len(phrase) for phrase in _STATIC_PHRASES if phrase in padded.lower())
+        places += [(7, padded.find(letter, start), letter) for start in after if letter in padded[start:]]
+        if bare.startswith(letter) and not bare[1:2].isalpha():
+            places.append((10, 0, letter))
+        if bare.endswith(letter) and not bare[-2:-1].isalpha():
+            places.append((9, len(padded) - 1, letter))
+    places = places or [(0, padded.rfind(letter), letter) for letter in letters if letter in padded]
+    return max(places)[2] if places else None
 
 
 def placed(text: str, answer: str) -> bool:
@@ -156,25 +172,19 @@ def placed(text: str, answer: str) -> bool:
     return best_placed_letter(text, _LETTERS) == answer.strip().upper()
 
 
-def _begins_or_is(text: str, answer: str) -> bool:
-    begins = _BEGINS.match(text)
-    return short_answers.without_punctuation(begins[1] if begins else text) == short_answers.without_punctuation(answer)
-
-
-def _placed_or_equal(text: str, answer: str) -> bool:
+def letter_right(text: str, task: str, answer: str) -> bool:
+    """Return whether a text gives the answer, by the rule of its task."""
+    if task == "ai2d":  # a letter with a full stop begins the text, or is the text but for case and punctuation
+        begins, bare = _BEGINS.match(text), short_answers.without_punctuation
+        return bare(begins[1] if begins else text) == bare(answer)
     answer = answer.strip()
+    if task == "seedbench":  # the first character is the letter, in either case
+        return text.strip()[:1].lower() == answer.lower()
+    # realworldqa: ``placed`` for a letter; another answer is the text but for case and full stops
     return placed(text, answer) if answer.upper() in _LETTERS else text.lower().strip().rstrip(".") == answer.lower()
 
 
-LETTER_RULES: Mapping[str, Callable[[str, str], bool]] = {
-    # a letter with a full stop begins the text, or is the text but for case and punctuation
-    "ai2d": _begins_or_is,
-    # ``placed`` for a letter; another answer is the text but for case and full stops
-    "realworldqa": _placed_or_equal,
-    # the first character is the letter, in either case
-    "seedbench": lambda text, answer: text.strip()[:1].lower() == answer.strip().lower(),
-}
-LetterAccuracy = mean_of("accuracy", lambda said, of: LETTER_RULES[of["task"]](said, of["answer"]))
+LetterAccuracy = mean_of("accuracy", lambda said, of: letter_right(said, of["task"], of["answer"]))
 """The share of right answers, by the rule of the reference's ``task``; it also holds ``answer``."""
 
 
@@ -184,8 +194,6 @@ MMStarAccuracy = mean_of("accuracy", lambda said, of: placed(said, of["answer"])
 
 class ImageChoices(ImageQuestions):
     """A set whose answers are read by a rule of ``LetterAccuracy``."""
-
-    scored_by: ClassVar[type[TaskMetric]] = LetterAccuracy
 
     def reference(self, row: FileRow) -> dict[str, Any]:
         return {"task": self.name, "answer": self.answer(row)}
@@ -206,8 +214,6 @@ class AI2D(ImageChoices):
 
 class MMStar(ImageChoices):
     """MMStar (arXiv:2403.20330), options in the question; lmms-eval's words without a stop; one file on the Hub."""
-
-    scored_by = MMStarAccuracy
 
     def question(self, row: FileRow) -> str:
         return row.text("question").strip().replace(" Please answer yes or no.", "") + LETTER_ANSWER.rstrip(".")
@@ -251,3 +257,80 @@ class SEEDBench(ImageChoices):
 
     def parquet_rows(self) -> list[FileRow]:
         return [row for row in super().parquet_rows() if row.values["data_type"] == "image"]
+
+
+class GQA(ImageQuestions):
+    """GQA (Hudson & Manning, arXiv:1902.09506): testdev's balanced questions, ``binary`` (yes or no) or ``open``."""
+
+    def reference(self, row: FileRow) -> dict[str, Any]:
+        return {"answer": self.answer(row)}
+
+    def kind(self, row: FileRow) -> str:
+        return "binary" if self.answer(row) in ("yes", "no") else "open"
+
+    def parquet_rows(self) -> list[FileRow]:
+        questions = read_split(self, self.answered, self.columns, config="testdev_balanced_instructions")
+        pictures = read_split(self, self.answered, ["id"], ["image"], config="testdev_balanced_images")
+        files.unique_ids((str(row.values["id"]), row.place) for row in pictures)
+        images = {row.values["id"]: row.values["image"] for row in pictures}
+        for row in questions:
+            if row.values["imageId"] not in images:
+                raise ValueError(f"{row.place}: image {row.values['imageId']} is not in testdev_balanced_images")
+        return [row.with_values(image=images[row.values["imageId"]]) for row in questions]
+
+
+@dataclass
+class TextVQA(ImageQuestions):
+    """TextVQA (Singh et al., arXiv:1904.08920), validation: questions about text in photographs.
+
+    ``ocr`` puts the words that a text detector found into the prompt, as LLaVA-1.5's results have it (and very probably
+    the paper's); without them the score is lower by a lot, so say which.
+    """
+
+    ocr: bool = True
+
+    questions: ClassVar = "llava_textvqa_val_v051_ocr.jsonl"
+    official: ClassVar = "TextVQA_0.5.1_val.json"
+    ocr_line: ClassVar = "Reference OCR token: "
+
+    def question(self, row: FileRow) -> str:
+        if "text" in row.values:  # LLaVA's files hold it
+            return row.text("text")
+        tokens = f"\n{self.ocr_line}{', '.join(row.values['ocr_tokens'] or ())}" if self.ocr else ""
+        return row.text("question").capitalize() + tokens + SHORT_ANSWER
+
+    def own_rows(self, folder: Path) -> list[FileRow] | None:
+        if not any((folder / name).is_file() for name in (self.questions, self.official)):
+            return None
+        questions = files.read_jsonl(files.find_file(self, folder, self.questions), ("question_id", "image", "text"))
+        path = files.find_file(self, folder, self.official)
+        notes = files.read_entries(path, "data", ("image_id", "question", "question_id"))
+        files.unique_ids((str(note.values["question_id"]), note.place) for note in notes)
+        known = defaultdict[tuple[str, str], deque[FileRow]](deque)  # a question put twice has two, in order
+        for note in notes:
+            known[note.values["image_id"], note.text("question").lower()].append(note)
+        rows = []
+        for row in questions:
+            question, *rest = row.text("text").split("\n")
+            tokens = len(rest) == 2 and rest[0].startswith(self.ocr_line.rstrip())
+            if not tokens and (self.ocr or len(rest) != 1):
+                lines = f"a line each for the question, '{self.ocr_line}...' (unless ocr=False) and how to answer"
+                raise ValueError(f"{row.place}: a text must have {lines}; got {row.values['text']!r}")
+            text = "\n".join([question, *rest] if self.ocr else [question, rest[-1]])
+            image = row.values["question_id"]
+            waiting = known.get((image, question.lower()))
+            if not waiting:
+                lacks = f"{path} has no (further) answers for question {question!r} of image {image!r}"
+                raise ValueError(f"{row.place}: {lacks}; the two files must be of the same split")
+            source = inside(folder / "train_images", row.text("image"))
+            rows.append(waiting.popleft().with_values(text=text, image=source))
+        return rows
+
+
+@dataclass
+class VQAv2(ImageQuestions):
+    """VQAv2 (arXiv:1612.00837), validation: a reading, since the sub-token paper names no split."""
+
+    split: str = "validation"
+
+    allowed: ClassVar = {"split": ("validation",)}

@@ -1,12 +1,10 @@
 """Text tasks that are scored by log-likelihoods: MMLU's letters, and WikiText's perplexity after a context.
 
-MMLU (Hendrycks et al., arXiv:2009.03300), scored as lm-evaluation-harness's ``acc``: the Hub's Parquet form, or CSV
-files ``dev/SUBJECT_dev.csv`` and ``test/SUBJECT_test.csv``: the authors' (no header, letters), or with a header and
-indices. WikiText (Merity et al., 2016): the articles of the test split make one stream of text, cut into windows of
-words (what white space separates) that do not overlap: a context, a short prefix of the query region, and the words
-that are scored; the prefix is read in full and chooses what is kept of the context, so that nothing that is scored
-takes part in the choice. What is left at the end is dropped. lm-eval's ``wikitext`` undoes WikiText's own tokenisation
-first and scores every word, so figures compare with others of this task only; perplexity is defined as there.
+MMLU (Hendrycks et al., arXiv:2009.03300), scored as lm-evaluation-harness's ``acc``; read as Parquet, or as CSV files
+``dev/SUBJECT_dev.csv`` and ``test/SUBJECT_test.csv``, the authors' (no header, letters) or with header and indices.
+WikiText (Merity et al., 2016): the test split is one text, cut into windows of words that do not overlap: a context, a
+short prefix that is read in full and chooses what is kept, and the words that are scored. lm-eval's ``wikitext`` undoes
+WikiText's tokenisation first and scores every word, so figures compare with others of this task only.
 """
 
 import math
@@ -89,7 +87,6 @@ class MMLU(Task):
     num_fewshot: int = 5
     style: str = "lm_eval"
 
-    scored_by = MultipleChoice
     allowed: ClassVar = {"style": ("lm_eval", "hendrycks"), "num_fewshot": range(6)}
 
     def samples(self) -> Sequence[Sample]:
@@ -164,7 +161,6 @@ class WikiText(Task):
     prefix_words: int = 48
     query_words: int = 720
 
-    scored_by: ClassVar[type[TaskMetric]] = Perplexity
     ranges: ClassVar = dict.fromkeys(("context_words", "prefix_words", "query_words"), (1, MAX_TOKENS))
     text_files: ClassVar = ("test.txt", "wiki.test.raw", "wiki.test.tokens")
 
@@ -199,8 +195,6 @@ class OwnText(WikiText):
     context_words: int = 256
     prefix_words: int = 16
     query_words: int = 128
-
-    scored_by = TextLoss
 
     def _text(self) -> str:
         source = task_source(self)

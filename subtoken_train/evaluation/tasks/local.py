@@ -2,8 +2,8 @@
 
     {"image": "cat.png", "question": "What is this?", "answers": ["cat", "a cat"], "metric": "exact_match"}
 
-``image`` is a path relative to the file, or a list of paths, or absent; ``id`` (default: the line's number) and
-``kind`` are optional. Two tasks read the same format: ``local`` for models that see, ``local_text`` for others.
+``image`` is a path relative to the file, or a list, or absent; ``id`` and ``kind`` are optional. ``local`` is for
+models that see, ``local_text`` for others.
 """
 
 from abc import abstractmethod
@@ -133,7 +133,6 @@ class QuestionLine:
 class LocalQuestions(OwnLines):
     """Questions in one's own format, about images or not."""
 
-    scored_by = LocalScores
     where = (
         'write a .jsonl file with one question a line, {"image": "cat.png", "question": "What is this?", '
         '"answers": ["cat"], "metric": "exact_match"} (metrics: exact_match, contains, relaxed, anls, vqa; image: task '

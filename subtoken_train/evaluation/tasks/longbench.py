@@ -1,20 +1,18 @@
 """LongBench (Bai et al., ACL 2024): 21 sets of long texts in English, Chinese and code; and LongBench v2.
 
-Read from the files of its ``data.zip``, ``SET.jsonl`` each. Prompts, lengths of answers, the sets without a chat format
-and the cut in the middle of a prompt that is too long are the original's (THUDM/LongBench, ``config`` and ``pred.py``).
-What may be compressed is all before the question's words, the instruction in front of the context included; with
-``question: compressed`` all before the last line, which is where the answer begins ("Answer:").
+Read from ``SET.jsonl`` of its ``data.zip``. Prompts, lengths of answers, sets without a chat format and the cut in the
+middle are the original's (THUDM/LongBench, ``config`` and ``pred.py``). All before the question's words may be
+compressed; with ``question: compressed`` all before the last line, where the answer begins ("Answer:").
 
-The scorers are those of its ``metrics.py`` and ``eval.py``: ``rouge`` 1.0.1's ROUGE-L (over sets of words, sentences
-split at every full stop) and ``fuzzywuzzy``'s ``ratio`` as it is without ``python-Levenshtein`` are written out,
-oddities included, but that long sentences, at which ``rouge``'s recursion ends with 0, are scored. Chinese is cut into
-words by ``jieba``, an optional dependency. Not here: LongBench-E; the wrappings of single models (a tokenizer's own
-chat template takes their place); that ``samsum`` must say one token before a line break may end its answer; kvpress's
-form.
+Scorers are those of its ``metrics.py`` and ``eval.py``: ``rouge`` 1.0.1's ROUGE-L (sets of words, sentences split at
+every full stop) and ``fuzzywuzzy``'s ``ratio`` without ``python-Levenshtein``, oddities included; but long sentences,
+at which ``rouge``'s recursion ends with 0, are scored. Chinese is cut into words by ``jieba``. Not here: LongBench-E;
+wrappings of single models (a chat template takes their place); that ``samsum`` must say one token before a line break
+may end its answer; kvpress's form.
 
-v2 (arXiv:2412.15204) has 503 questions of four choices about texts of 8,000 to two million words, in its ``data.json``,
-asked without reasoning (THUDM/LongBench at 2e00731f, ``pred.py`` and ``prompts/0shot.txt``). Not here: its other
-prompts, its sampling at temperature 0.1, and lm-evaluation-harness's form, which compares the letters' likelihoods.
+v2 (arXiv:2412.15204): 503 questions of four choices, in its ``data.json``, asked without reasoning (2e00731f,
+``pred.py`` and ``prompts/0shot.txt``). Not here: its other prompts, sampling at temperature 0.1, and lm-eval's form,
+which compares the letters' likelihoods.
 """
 
 import json
@@ -32,7 +30,7 @@ from typing import Any, ClassVar
 from subtoken_train.errors import check_package, unknown_name
 from subtoken_train.evaluation.metrics.metric import MeanOfTasks, MeanScores
 from subtoken_train.evaluation.tasks import files
-from subtoken_train.evaluation.tasks.files import FileRow, find_file, task_folder, unique_ids
+from subtoken_train.evaluation.tasks.files import FileRow, find_file, task_folder
 from subtoken_train.evaluation.tasks.ruler import LongContext
 from subtoken_train.evaluation.tasks.task import Sample
 
@@ -74,8 +72,8 @@ def qa_f1(prediction: str, answer: str) -> float:
 
 
 def _qa_f1_zh(prediction: str, answer: str) -> float:
-    words = (["".join(word.lower().translate(_ALL_MARKS).split()) for word in _cut(t)] for t in (prediction, answer))
-    return _word_f1(*([word for word in some if word] for some in words))
+    texts = ((word.lower().translate(_ALL_MARKS) for word in _cut(text)) for text in (prediction, answer))
+    return _word_f1(*([made for word in words if (made := "".join(word.split()))] for words in texts))
 
 
 def rouge_l(prediction: str, answer: str) -> float:
@@ -87,10 +85,6 @@ def rouge_l(prediction: str, answer: str) -> float:
     recall = len(common) / len({word for sentence in wanted for word in sentence})
     precision = len(common) / len({word for sentence in said for word in sentence})
     return 2 * precision * recall / (precision + recall + 1e-8)
-
-
-def _rouge_l_zh(prediction: str, answer: str) -> float:
-    return rouge_l(" ".join(_cut(prediction)), " ".join(_cut(answer)))
 
 
 def _share_of_numbers(prediction: str, wanted: str) -> float:
@@ -122,7 +116,7 @@ _RULES: dict[Callable[[str, str], float], tuple[str, ...]] = {
     qa_f1: ("narrativeqa", "qasper", "multifieldqa_en", "hotpotqa", "2wikimqa", "musique", "triviaqa"),
     _qa_f1_zh: ("multifieldqa_zh",),
     rouge_l: ("gov_report", "qmsum", "multi_news", "samsum"),
-    _rouge_l_zh: ("dureader", "vcsum"),
+    lambda said, answer: rouge_l(" ".join(_cut(said)), " ".join(_cut(answer))): ("dureader", "vcsum"),
     _share_of_numbers: ("passage_count", *PARAGRAPH),
     code_similarity: ("lcc", "repobench-p"),
 }
@@ -211,7 +205,6 @@ class LongBench(LongContext):
 
     sets: tuple[str, ...] = SETS
 
-    scored_by = LongBenchScores
     allowed: ClassVar = {"sets": SETS}
 
     @property
@@ -286,7 +279,6 @@ class LongBenchV2Accuracy(MeanScores):
 class LongBenchV2(LongContext):
     """All questions of v2; the original asks in a chat."""
 
-    scored_by = LongBenchV2Accuracy
     before: ClassVar = "Please read the following text and answer the question below.\n\n<text>\n"
     after: ClassVar = (
         "\n</text>\n\nWhat is the correct answer to this question: $Q$\nChoices:\n(A) $C_A$\n(B) $C_B$\n(C) $C_C$"
@@ -294,9 +286,8 @@ class LongBenchV2(LongContext):
     )
 
     def samples(self) -> list[Sample]:
-        rows = files.read_entries(find_file(self, task_folder(self), "data.json"), None, self.columns)
-        unique_ids((str(row.values["_id"]), row.place) for row in rows)
-        return [self._sample(row) for row in rows]
+        path = find_file(self, task_folder(self), "data.json")
+        return [self._sample(row) for row in files.read_entries(path, None, self.columns)]
 
     def _sample(self, row: FileRow) -> Sample:
         for column, allowed in {"answer": tuple("ABCD"), **_GROUPS}.items():

@@ -1,17 +1,18 @@
 """Six of RULER's tasks that need no other text, and a map of needles (Kamradt, 2023): texts made here, at their length.
 
-They are a pure function of a random generator and a size. Wording, structure and answers are RULER's (its ``niah.py``,
-``variable_tracking.py``, ``common_words_extraction.py``, ``freq_words_extraction.py``); its words are not, so scores
-compare with others over the same texts, not with published ones. A map hides a number at depths of texts of some
+They are a pure function of a random generator and a size. Wording, structure and answers are RULER's; its words are
+not, so scores compare over the same texts, not with published ones. A map hides a number at depths of texts of some
 lengths, in RULER's noise or a file's sentences. Not here: Kamradt's own needle and essays, and his judge.
 """
 
+import json
 import re
 import string
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.resources import files
 from itertools import pairwise, product
 from pathlib import Path
 from random import Random
@@ -21,7 +22,7 @@ from subtoken_train.artifact.hub import check_fetched
 from subtoken_train.datasets.recall import ADJECTIVES, NAMES, NOUNS
 from subtoken_train.documents import read_text
 from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, clipped
-from subtoken_train.evaluation.tasks.ruler import NEW_TOKENS, LongContext, RulerMatch, family, parts_of, ruler_sample
+from subtoken_train.evaluation.tasks.ruler import NEW_TOKENS, LongContext, family, parts_of, ruler_sample
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.families.backbone_config import is_hub_id, resolve
 
@@ -57,38 +58,8 @@ class MadeTexts(Task):
         """Raise a ``ValueError`` where a sample does not fit into the length that is asked for."""
 
 
-NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
-_NEEDLE = "One of the special magic {kind}s for {key} is: {value}."
-_HIDDEN = (
-    "A special magic {kind} is hidden within the following text. Make sure to memorize it. I will quiz you about the "
-    "{kind} afterwards.\n"
-)
-_ASK = (
-    "What is the special magic {kind} for {key} mentioned in the provided text? The special magic {kind} for {key} "
-    "mentioned in the provided text is"
-)
-_TRACK = "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n"
-_ASK_TRACK = (  # "assgined" is RULER's
-    "Question: Find all variables that are assigned the value {value} in the text above. Answer: According to the "
-    "chain(s) of variable assignment in the text above, {count} variables are assgined the value {value}, they are: "
-)
-_COMMON = (
-    "Below is a numbered list of words. In these words, some appear more often than others. Memorize the ones that "
-    "appear most often.\n"
-)
-_ASK_COMMON = (
-    "Question: What are the 10 most common words in the above list? Answer: The top 10 words that appear most often in "
-    "the list are:"
-)
-_CODED = (
-    "Read the following coded text and track the frequency of each coded word. Find the three most frequently appeared "
-    "coded words. "
-)
-_ASK_CODED = (
-    "Question: Do not provide any explanation. Please ignore the dots '....'. What are the three most frequently "
-    "appeared words in the above coded text? Answer: According to the coded text above, the three most frequently "
-    "appeared words are:"
-)
+_SAID = json.loads(files(__package__).joinpath("ruler_texts.json").read_text("utf-8"))  # "assgined" is RULER's
+NOISE, _NEEDLE = _SAID["noise"], _SAID["needle"]
 _WORDS = (*ADJECTIVES, *NOUNS, *NAMES, *(name + ending for name, ending in product(NAMES, ("ta", "ro", "mi", "su"))))
 _HOPS, _COMMON_WORDS, _CODED_LENGTH, _ZETA_2 = 4, 10, 6, 1.6449340668482264  # the sum of 1 / k^2
 
@@ -109,8 +80,8 @@ class Text:
 
 def _hidden(haystack: Sequence[str], place: int, kind: str, key: str, value: str) -> Text:
     sentences = [*haystack[:place], _NEEDLE.format(kind=kind, key=key, value=value), *haystack[place:]]
-    context = _HIDDEN.format(kind=kind) + "\n".join(sentences) + "\n"
-    return Text(context, _ASK.format(kind=kind, key=key), [value])
+    context = _SAID["hidden"].format(kind=kind) + "\n".join(sentences) + "\n"
+    return Text(context, _SAID["ask"].format(kind=kind, key=key), [value])
 
 
 def _niah(random: Random, haystack: list[str], kind: str = "number", key: str | None = None) -> Text:
@@ -153,7 +124,7 @@ def _frequent_words(random: Random, size: int) -> Text:
     vocabulary[0] = "..."
     words = [word for k, word in enumerate(vocabulary, 1) for _ in range(int(size / (k * k * _ZETA_2)))]
     random.shuffle(words)
-    return Text(f"{_CODED}{' '.join(words)}\n", _ASK_CODED, vocabulary[1:4])
+    return Text(f"{_SAID['coded']}{' '.join(words)}\n", _SAID["ask_coded"], vocabulary[1:4])
 
 
 class Maker(NamedTuple):
@@ -182,7 +153,8 @@ def _chain(random: Random, size: int, letters: int) -> Text:
     lines = [f"{NOISE}\n"] * size
     for moved, (place, link) in enumerate(zip(sorted(random.sample(range(size), len(links))), links, strict=True)):
         lines.insert(place + moved, link)
-    return Text(f"{_TRACK}{' '.join(lines)}\n", _ASK_TRACK.format(value=value, count=len(variables)), variables)
+    asked = _SAID["ask_track"].format(value=value, count=len(variables))
+    return Text(f"{_SAID['track']}{' '.join(lines)}\n", asked, variables)
 
 
 def _numbered(random: Random, size: int, often: tuple[int, int]) -> Text:
@@ -190,7 +162,7 @@ def _numbered(random: Random, size: int, often: tuple[int, int]) -> Text:
     common, others = words[:_COMMON_WORDS], words[_COMMON_WORDS:]
     listed = common * often[0] + others * often[1]
     random.shuffle(listed)
-    return Text(f"{_COMMON}{_listed(listed)}\n", _ASK_COMMON, common)
+    return Text(f"{_SAID['common']}{_listed(listed)}\n", _SAID["ask_common"], common)
 
 
 def _listed(words: list[str]) -> str:
@@ -232,7 +204,6 @@ class RulerSynthetic(MadeTexts, LongContext):
     samples_per_task: int = 100
     seed: int = 0
 
-    scored_by = RulerMatch
     allowed: ClassVar = {"tasks": tuple(MAKERS)}
     ranges: ClassVar = {"length": (1, MAX_TOKENS), "samples_per_task": (1, MAX_COUNT)}
     length_option = "length"
@@ -333,7 +304,6 @@ class NeedleMap(MadeTexts, LongContext):
     haystack: str | None = None
     seed: int = 0
 
-    scored_by = RulerMatch
     ranges: ClassVar = {"samples_per_cell": (1, MAX_COUNT), "lengths": (1, MAX_TOKENS), "depths": (0, 1)}
     length_option = "longest"
 

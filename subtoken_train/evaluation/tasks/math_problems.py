@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from subtoken_train.errors import check_package
 from subtoken_train.evaluation.metrics.metric import MeanScores
-from subtoken_train.evaluation.tasks.files import FileRow, read_jsonl, read_split, task_source, unique_ids
+from subtoken_train.evaluation.tasks.files import FileRow, read_jsonl, read_split, task_source
 from subtoken_train.evaluation.tasks.task import Sample, Task
 
 SECONDS = 60
@@ -46,7 +46,6 @@ class MathProblems(Task):
     chat: bool = field(default=False, kw_only=True)
     max_new_tokens: int = field(default=32_768, kw_only=True)
 
-    scored_by = MathAccuracy
     ranges: ClassVar = {"max_new_tokens": (1, 2**20)}
     begins: ClassVar[str]  # word before the problem; an answer that writes it again ends there
     harness: ClassVar[str]  # folder of the harness's tasks that asks the same
@@ -64,9 +63,7 @@ class MathProblems(Task):
             rows = read_jsonl(source / "test.jsonl", self.columns)
         else:
             rows = read_split(self, self.answered, self.columns)
-        samples = [self._sample(row, number) for number, row in enumerate(rows)]
-        unique_ids((sample.id, row.place) for sample, row in zip(samples, rows, strict=True))
-        return samples
+        return [self._sample(row, number) for number, row in enumerate(rows)]
 
     def _sample(self, row: FileRow, number: int) -> Sample:
         prompt = f"{self.begins} {row.text('problem')}\nAnswer:"

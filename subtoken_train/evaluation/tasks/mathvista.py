@@ -1,9 +1,8 @@
 """MathVista, testmini (Lu et al., ICLR 2024): 1,000 questions, asked as lmms-eval's ``format-prompt``.
 
-Read from the Hub's Parquet files, or from the project's own ``testmini.json`` beside its ``images`` folder. Captions
-and detected texts of the images are not in the prompt. An answer is extracted, normalised, and compared as text: the
-original asks a language model to extract where simple rules fail; here rules do all of it, so that an answer in running
-text may be read differently. Normalising and comparing are the original's.
+Read from the Hub's Parquet files, or from ``testmini.json`` beside its ``images`` folder; captions and detected texts
+are not in the prompt. Answers are normalised and compared as the original does; rules extract them where it asks a
+language model, so an answer in running text may be read differently.
 """
 
 import re
@@ -13,7 +12,7 @@ from typing import Any
 
 from subtoken_train.evaluation.metrics.metric import mean_of
 from subtoken_train.evaluation.metrics.short_answers import levenshtein
-from subtoken_train.evaluation.tasks.files import FileRow, read_named, read_split
+from subtoken_train.evaluation.tasks.files import FileRow, read_entries, read_split
 from subtoken_train.evaluation.tasks.image_questions import LETTER_ANSWER, ImageQuestions, lettered
 from subtoken_train.evaluation.tasks.task import Sample
 
@@ -32,10 +31,9 @@ _QUOTED = re.compile(r'The answer is "(.*)"\.')
 def extract(response: str, choices: Sequence[str] | None, question_type: str, answer_type: str) -> str:
     """Extract the answer from ``response`` by rules; the response itself where none fits.
 
-    In this order: the response is a choice or a number; ``The answer is "..."``. Then for choices a letter that begins
-    it ("B.", "(B) ..."), a letter that is said to be the answer, or the one choice it contains; for numbers the first
-    one after the last "answer", or else the last one, commas taken out; for lists the last pair of brackets, spaced as
-    answers are. Bold marks are dropped, a typographic minus is one, and where there is a box its content is read.
+    In this order: a choice or a number; ``The answer is "..."``. Then for choices a letter that begins it, one that is
+    said to be the answer, or the one choice it contains; for numbers the first after the last "answer", or the last
+    one; for lists the last pair of brackets. Bold marks are dropped; where there is a box its content is read.
     """
     text = response.replace("**", "").replace("\N{MINUS SIGN}", "-").strip()
     if boxed := _BOXED.findall(text):
@@ -134,8 +132,6 @@ def mathvista_prompt(problem: Mapping[str, Any]) -> str:
 class MathVista(ImageQuestions):
     """Questions with choices or a number, scored by rules where the original asks a language model."""
 
-    scored_by = MathVistaAccuracy
-
     def sample(self, row: FileRow, number: int) -> Sample:
         values = row.values
         if values["answer"] in (None, ""):
@@ -148,8 +144,8 @@ class MathVista(ImageQuestions):
         path = folder / "testmini.json"
         if not path.is_file():
             return None
-        rows = read_named(path, (*self.columns, "image"))
-        return [row.with_values(image=folder / row.text("image")) for row in rows.values()]
+        rows = read_entries(path, None, (*self.columns, "image"))
+        return [row.with_values(image=folder / row.text("image")) for row in rows]
 
     def parquet_rows(self) -> list[FileRow]:
         rows = read_split(self, self.answered, self.columns, images=("decoded_image",))

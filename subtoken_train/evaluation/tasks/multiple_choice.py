@@ -1,25 +1,143 @@
 """MMBench, ScienceQA and MMMU: multiple choice (and MMMU's open questions) about images, in forms of their own.
 
 MMBench, development set (Liu et al., arXiv:2307.06281), in lmms-eval's form: 4,329 rows, what the paper scores. The
-rotations of a question are rows of their own, with the same index modulo one million. ScienceQA: Lu et al.,
-arXiv:2209.09513. MMMU, validation (Yue et al., arXiv:2311.16502), as lmms-eval's ``mmmu_val`` asks: the images stand
-first, and the text names them. Its answers are read by the rules of ``eval/eval_utils.py``, as lmms-eval at 75571cfe
-has them; where these draw a letter at random, an answer names no option.
+rotations of a question are rows of their own, with the same index modulo one million. Letters are read as LLaVA-1.5
+gives them, and by the rules of VLMEvalKit (``utils/matching_util.py``) without its judge: where it asks a language
+model, the answer names no option. ScienceQA: Lu et al., arXiv:2209.09513, ``llava/eval/eval_science_qa.py`` of
+LLaVA-1.5. MMMU, validation (Yue et al., arXiv:2311.16502), as lmms-eval's ``mmmu_val`` asks: the images stand first,
+and the text names them. Its answers are read by the rules of ``eval/eval_utils.py``, as lmms-eval at 75571cfe has them;
+where these draw a letter at random, an answer names no option.
 """
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Any, ClassVar
 
-from subtoken_train.evaluation.metrics.choices import LETTERS, MMBenchScores, ScienceQAScores
-from subtoken_train.evaluation.metrics.metric import mean_of
+from subtoken_train.evaluation.metrics.metric import MeanScores, TaskMetric, mean, mean_of
 from subtoken_train.evaluation.tasks.files import FileRow, read_split
 from subtoken_train.evaluation.tasks.image_questions import LETTER_ANSWER, SHORT_ANSWER, ImageQuestions, lettered
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.typed import shown
+
+LETTERS = "ABCDE"
+_LETTER = re.compile(r"[(\uff08]?([A-E])(?:[.:,)\u3002\uff1a\uff0c\u3001\uff09].*)?", re.DOTALL)
+_REFUSALS = (
+    "Sorry, I can't help with images of people yet.",
+    "I can't process this file.",
+    "I'm sorry, but without the image provided",
+    "Cannot determine the answer",
+)
+_VERBOSE = re.compile(r"answer\s+is\s+\**([A-D])", re.IGNORECASE)
+_PUNCTUATION = str.maketrans(dict.fromkeys(".()[],:;!*#{}", " "))
+
+
+def plain_letter(text: str, options: Mapping[str, str]) -> str | None:
+    """Read an answer that is a letter (LLaVA-1.5's form): alone, in brackets, or with a mark and more text after it."""
+    match = _LETTER.fullmatch(text.strip())
+    return match[1] if match and match[1] in options else None
+
+
+def vlmevalkit_letter(text: str, options: Mapping[str, str]) -> str | None:
+    """Read as VLMEvalKit's ``can_infer``; ``Z`` for an answer that refuses to choose."""
+    if any(refusal in text for refusal in _REFUSALS):
+        return "Z"
+    words = text.translate(_PUNCTUATION).split()
+    found = [letter for letter in options if letter in words]
+    if len(found) == 1 and words.index(found[0]) > len(words) - 5:  # among the last four words
+        return found[0]
+    if not found and "Z" in words:
+        return "Z"
+    match = _VERBOSE.search(text)
+    if match and match[1].upper() in options:
+        return match[1].upper()
+    if len(text) > 2 * sum(map(len, options.values())):
+        return None
+    named = [letter for letter, option in options.items() if option.lower() in text.lower()]
+    return named[0] if len(named) == 1 else None
+
+
+READINGS: dict[str, Callable[[str, Mapping[str, str]], str | None]] = {
+    "": plain_letter,
+    "vlmevalkit_": vlmevalkit_letter,
+}
+"""The rules by the prefix that their scores have."""
+
+
+_SENTENCE = re.compile(r"The answer is ([A-Z]).")  # the last point stands for any character, as in the original
+ROTATION = 1_000_000
+"""Rows of one question have the same index modulo this."""
+
+
+class MMBenchScores(TaskMetric):
+    """Accuracy over all rows, and over questions whose rotations are all answered right.
+
+    A reference holds ``index``, ``answer`` (a letter) and ``options`` (texts by letter). Scores, each with the prefix
+    of its reading: ``accuracy`` over all rows (that the sub-token paper prints this is a reading: its figures are whole
+    numbers of 4,329 rows); ``unrotated_accuracy`` over indices below one million; ``circular``: questions all of whose
+    rows are right, if one has two (a limited run may lack rotations: too high).
+    """
+
+    @staticmethod
+    def right(prediction: str, reference: Mapping[str, Any]) -> list[bool]:
+        """Tell whether each reading is right."""
+        return [read(prediction, reference["options"]) == reference["answer"] for read in READINGS.values()]
+
+    def compute(self) -> dict[str, float]:
+        rows = [(reference["index"], self.right(prediction, reference)) for prediction, reference in self.rows]
+        questions: dict[int, list[list[bool]]] = defaultdict(list)
+        for index, right in rows:
+            questions[index % ROTATION].append(right)
+        rotated = any(len(members) > 1 for members in questions.values())
+        scored = {
+            "accuracy": [right for _, right in rows],
+            "unrotated_accuracy": [right for index, right in rows if index < ROTATION],
+            "circular": [[*map(all, zip(*members, strict=True))] for members in questions.values() if rotated],
+        }
+        by_reading = {score: zip(*marks, strict=True) for score, marks in scored.items()}
+        return {
+            f"{name}{score}": mean(marks)
+            for score, columns in by_reading.items()
+            for name, marks in zip(READINGS, columns, strict=False)
+        }
+
+    @staticmethod
+    def score(prediction: Any, reference: Mapping[str, Any]) -> float:
+        return float(plain_letter(prediction, reference["options"]) == reference["answer"])
+
+
+class ScienceQAScores(MeanScores):
+    """Chosen letters: ``accuracy`` by LLaVA's reading, ``llava_image_accuracy`` of samples with an image.
+
+    A reference holds ``answer`` (index of the right choice), ``choices`` (their number) and ``image`` (true, false). A
+    sample that was never answered is no sample here, while LLaVA's program counts it as wrong and without an image.
+    """
+
+    names = ("accuracy", "llava_image_accuracy")
+
+    @staticmethod
+    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
+        right = float(llava_choice(prediction, reference["choices"]) == reference["answer"])
+        return dict.fromkeys(("accuracy", "llava_image_accuracy")[: 1 + reference["image"]], right)
+
+
+def llava_letter(text: str) -> str | None:
+    """Find LLaVA's letter: alone (no space), before ". " at the start, or in one "The answer is X."; else None."""
+    if text in tuple(LETTERS):
+        return text
+    if len(text) >= 3 and text[0] in LETTERS and text[1:3] == ". ":
+        return text[0]
+    found: list[str] = _SENTENCE.findall(text)
+    return found[0] if len(found) == 1 else None
+
+
+def llava_choice(text: str, choices: int) -> int:
+    """Return the index of the choice that LLaVA reads; -1 where there is no such letter or choice."""
+    letter = llava_letter(text)
+    return LETTERS[:choices].find(letter) if letter else -1
 
 
 @dataclass
@@ -28,7 +146,6 @@ class MMBench(ImageQuestions):
 
     prompt: str = "llava"
 
-    scored_by = MMBenchScores
     prompts: ClassVar = {
         "llava": ("{}\n", "{question}\n{options}{ending}"),
         "lmms": ("{} ", "{question} There are several options:\n{options}\n{ending}"),
@@ -86,7 +203,6 @@ class ScienceQA(ImageQuestions):
 
     subset: str = "img"
 
-    scored_by = ScienceQAScores
     subsets: ClassVar = {"img": 2017, "full": 4241}
     allowed: ClassVar = {"subset": tuple(subsets)}
 
@@ -180,7 +296,6 @@ MMMUAccuracy = mean_of("accuracy", mmmu_right)
 class MMMU(ImageQuestions):
     """The validation set; the test set has no public answers."""
 
-    scored_by = MMMUAccuracy
     images: ClassVar = tuple(f"image_{number}" for number in range(1, 8))
 
     def sample(self, row: FileRow, number: int) -> Sample:

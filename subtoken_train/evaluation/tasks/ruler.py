@@ -1,11 +1,8 @@
 """RULER (Hsieh et al., COLM 2024) from files, and the two ways in which the questions of long contexts may be put.
 
-kvpress asks RULER and LongBench in the model's chat template: the context, compressed, then question and answer prefix;
-in its query-aware setting the question is compressed with it. Without the template (``chat: false``) a prompt is
-RULER's own text, in which the answer prefix follows the question as written. Read are the Hub's Parquet rows (kvpress's
-form), RULER's own ``TASK/validation.jsonl`` (as its ``prepare.py`` writes them, older and newer), and what
-``ruler_synthetic`` writes. Not here: kvpress's reading of a tokenizer without a template (a line break before the
-answer prefix).
+In a chat (kvpress's way) the template holds the context, then question and answer prefix; raw text is RULER's own. Read
+are the Hub's Parquet rows (kvpress's form) and RULER's own ``TASK/validation.jsonl``, older and newer. Not here:
+kvpress's reading of a tokenizer without a template (a line break before the answer prefix).
 """
 
 import re
@@ -18,7 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, at_place
 from subtoken_train.evaluation.metrics.metric import MeanOfTasks
-from subtoken_train.evaluation.tasks.files import read_jsonl, read_split, task_source, unique_ids
+from subtoken_train.evaluation.tasks.files import read_jsonl, read_split, task_source
 from subtoken_train.evaluation.tasks.task import Sample, Task
 
 
@@ -40,6 +37,13 @@ class LongContext(Task):
     @property
     def compresses_question(self) -> bool:
         return self.question == "compressed"
+
+    def put(self, name: str, parts: tuple[str, str, str], reference: dict[str, Any], **others: Any) -> Sample:
+        """Return a sample of its context, its question and the beginning of its answer."""
+        context, question, prefix = parts
+        compressed = len(context) + len(question) * self.compresses_question
+        others |= {"chat": self.chat, "prefix_characters": len(prefix) if self.chat else None}
+        return Sample(name, "".join(parts), reference, context_characters=compressed, **others)
 
 
 RULER_TASKS = (
@@ -115,7 +119,6 @@ class Ruler(LongContext):
     tasks: tuple[str, ...] = RULER_TASKS
     rows_per_task: int = 500
 
-    scored_by = RulerMatch
     allowed: ClassVar = {"tasks": RULER_TASKS}
     ranges: ClassVar = {"length": (1, MAX_TOKENS), "rows_per_task": (1, MAX_COUNT)}
     length_option = "length"
@@ -147,10 +150,8 @@ class Ruler(LongContext):
 
     def _read_task(self, path: Path) -> list[Sample]:
         task = path.parent.name
-        rows = read_jsonl(path, ("index", "input", "outputs"))
-        unique_ids((f"{task}-{row.values['index']}", row.place) for row in rows)
         samples = []
-        for row in rows:
+        for row in read_jsonl(path, ("index", "input", "outputs")):
             text, answers = row.values["input"], row.values["outputs"]
             if not isinstance(text, str) or not isinstance(answers, list) or not answers:
                 raise ValueError(f"{row.place}: input must be a text and outputs a list of texts, at least one")
@@ -172,14 +173,5 @@ def ruler_sample(
     asker: LongContext, task: str, name: str, parts: tuple[str, str, str], answers: Sequence[str], kind: str = ""
 ) -> Sample:
     """Return a sample of a task from its context, question and answer prefix; its kind is the task if not given."""
-    context, question, prefix = parts
-    return Sample(
-        name,
-        context + question + prefix,
-        {"task": task, "answers": list(answers)},
-        context_characters=len(context) + (len(question) if asker.compresses_question else 0),
-        max_new_tokens=NEW_TOKENS[family(task)],
-        kind=kind or task,
-        chat=asker.chat,
-        prefix_characters=len(prefix) if asker.chat else None,
-    )
+    tokens, reference = NEW_TOKENS[family(task)], {"task": task, "answers": list(answers)}
+    return asker.put(name, parts, reference, max_new_tokens=tokens, kind=kind or task)

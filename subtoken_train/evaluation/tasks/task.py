@@ -20,7 +20,14 @@ from subtoken_train.typed import shown
 from subtoken_train.types import Turn
 
 Modality = Literal["image", "text"]
-_READ: dict[str, Any] = {"rows": int, "tokens": int, "columns": lambda text: tuple(text.split())}
+
+
+def _named(text: str) -> Any:
+    module, _, name = text.partition(":")
+    return getattr(import_module(f"subtoken_train.evaluation.{module}"), name)
+
+
+_READ: dict[str, Any] = {"rows": int, "tokens": int, "columns": lambda text: tuple(text.split()), "scored_by": _named}
 
 
 @dataclass(frozen=True)
@@ -28,22 +35,19 @@ class Sample:
     """One question.
 
     Attributes:
-        prompt: what is asked. Image tasks: the user's turn, ``<image>`` once per image, without the chat format. Text
-            tasks: the whole text, as the model reads it.
+        prompt: of an image task the user's turn without chat format, ``<image>`` once per image; else the whole text.
         reference: what the metric reads beside the prediction; JSON values only.
         images: images and videos in the order of their placeholders; opened when a batch needs them.
         choices: continuations whose log-likelihoods are asked; empty: the answer is generated.
-        context_characters: text tasks: how much of ``prompt``, from its start, may be compressed; None: the default
-            split (``datasets.text_batches.context_tokens``).
+        context_characters: of a text, how much of ``prompt`` may be compressed; None: as ``context_tokens`` splits it.
         stop: texts that end a generated answer; they are cut off.
         kind: what scores are also shown by (subtask, category, question type).
-        earlier: image tasks: the turns before ``prompt``, with their answers; they are not in a task's digest.
-        cut_middle: text tasks: a prompt that is too long loses its middle, instead of being refused.
-        chat: text tasks: the tokenizer's chat template is put around the prompt; one without it is refused.
+        earlier: turns before an image task's ``prompt``, with their answers; they are not in a task's digest.
+        cut_middle: a text that is too long loses its middle, instead of being refused.
+        chat: a text is asked in the tokenizer's chat template; one without it is refused.
         prefix_characters: in a chat: so many of ``prompt``, at its end, begin the answer; None: none.
         keep_space: the answer is kept with the space around it.
-        messages: text tasks: the conversation that is asked in place of ``prompt``, in a chat template where there is
-            one.
+        messages: conversation that is asked in place of a text's ``prompt``, in a chat template where there is one.
     """
 
     id: str
@@ -171,7 +175,6 @@ def __getattr__(name: str) -> type[Task]:
     """Return the class of a row of the table by the row's name."""
     if name not in TASK_ROWS:
         raise AttributeError(f"module {__name__} has no attribute {name!r}")
-    module, _, base = TASK_ROWS[name]["class"].partition(":")
-    kind = getattr(import_module(f"{__package__}.{module}"), base)
+    kind = _named(f"tasks.{TASK_ROWS[name]['class']}")
     made: type[Task] = globals().setdefault(name, type(name, (kind,), {"__module__": __name__}, row=name))
     return made

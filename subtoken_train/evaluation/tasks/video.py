@@ -13,9 +13,8 @@ import pandas as pd
 
 from subtoken_train.datasets.image_sources import frames_in, spaced
 from subtoken_train.errors import MAX_COUNT
-from subtoken_train.evaluation.metrics.short_answers import Answered
 from subtoken_train.evaluation.results import read_samples
-from subtoken_train.evaluation.tasks.files import FileRow, find_file, read_split, read_table, task_folder, unique_ids
+from subtoken_train.evaluation.tasks.files import FileRow, find_file, read_split, read_table, task_folder
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.outputs import write_whole
 
@@ -26,7 +25,6 @@ class VideoTask(Task):
 
     frames: int = 8
 
-    scored_by = Answered
     ranges: ClassVar = {"frames": (1, MAX_COUNT)}
     before: ClassVar[str]  # words before a question
 
@@ -66,7 +64,6 @@ class MMBenchVideo(VideoTask):
 
     def video_rows(self) -> list[FileRow]:
         rows = read_table(find_file(self, task_folder(self), self.table), self.columns, delimiter="\t")
-        unique_ids((row.values["index"], row.place) for row in rows)
         for row in rows:
             if not row.values["index"].isdecimal():
                 raise ValueError(f"{row.place}: index {row.values['index']!r} is not a number")
@@ -89,9 +86,8 @@ class VideoTT(VideoTask):
     def video_rows(self) -> list[FileRow]:
         found = []
         for index, row in enumerate(read_split(self, self.answered, self.columns)):
-            video, *others = (row.values[name] for name in self.columns)
-            more = dict(zip(self.columns[1:], others, strict=True))
-            values = {"index": index, "video": str(video), "video_path": f"./video/{video}.mp4", **more}
+            video, *more = row.values.items()
+            values = {"index": index, "video": str(video[1]), "video_path": f"./video/{video[1]}.mp4", **dict(more)}
             found.append(FileRow(values, row.place))
         return found
 

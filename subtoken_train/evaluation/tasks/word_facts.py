@@ -1,12 +1,14 @@
 """Facts in words, hidden in plain prose (``Ada moved to Lisbon last spring.``): what a compressed text still knows.
 
-Small language models read such facts where they fail on codes of digits. Texts are made here, a pure function of the
-seed: prose of Python's manual with sentences about people put in at random places, each person and each value once in a
-text. Every fact is asked alone. Not a published benchmark: scores compare over the same options alone.
+Small language models read such facts where they fail on codes of digits. Texts are a pure function of the seed: prose
+with sentences about people at random places, each person and value once. Not a published benchmark: scores compare over
+the same options alone.
 """
 
+import csv
 import re
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from random import Random
 from typing import ClassVar, NamedTuple
@@ -14,7 +16,6 @@ from typing import ClassVar, NamedTuple
 from subtoken_train.datasets.english import documents
 from subtoken_train.documents import read_text
 from subtoken_train.errors import MAX_COUNT, MAX_SEED
-from subtoken_train.evaluation.metrics.short_answers import ContainsAnswer
 from subtoken_train.evaluation.tasks.ruler import LongContext
 from subtoken_train.evaluation.tasks.task import Sample
 
@@ -25,77 +26,16 @@ class Template(NamedTuple):
     says: str
     asks: str
     begins: str
-    values: tuple[str, ...]
+    values: list[str]
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
+_TEXT = files(__package__).joinpath("word_facts.csv").read_text("utf-8")
 TEMPLATES = {
-    "city": Template(
-        "{name} moved to {value} last spring.",
-        "Where did {name} move last spring?",
-        "Last spring {name} moved to",
-        _words("Lisbon Oslo Vienna Dublin Prague Athens Madrid Warsaw Helsinki Berlin Cairo Lima"),
-    ),
-    "instrument": Template(
-        "Every evening {name} plays the {value} for an hour.",
-        "Which instrument does {name} play every evening?",
-        "Every evening {name} plays the",
-        _words("violin piano guitar trumpet flute cello drums harp clarinet accordion banjo organ"),
-    ),
-    "job": Template(
-        "{name} has worked as a {value} for ten years.",
-        "What is the job of {name}?",
-        "{name} has worked as a",
-        _words("baker nurse carpenter teacher pilot gardener plumber librarian farmer dentist tailor butcher"),
-    ),
-    "animal": Template(
-        "In the yard behind the house {name} keeps a {value}.",
-        "Which animal does {name} keep in the yard?",
-        "In the yard behind the house {name} keeps a",
-        _words("goat donkey rabbit pony duck goose turkey sheep peacock hedgehog llama pig"),
-    ),
-    "drink": Template(
-        "With breakfast {name} always drinks a glass of {value}.",
-        "What does {name} drink with breakfast?",
-        "With breakfast {name} always drinks a glass of",
-        _words("milk cider lemonade water buttermilk cocoa wine beer juice tea coffee kefir"),
-    ),
-    "colour": Template(
-        "{name} drove to the meeting in a {value} car.",
-        "What colour was the car of {name}?",
-        "{name} drove to the meeting in a",
-        _words("red blue green yellow black white silver orange purple brown pink grey"),
-    ),
-    "subject": Template(
-        "At the university {name} studied {value}.",
-        "What did {name} study at the university?",
-        "At the university {name} studied",
-        _words("chemistry history law medicine physics biology geography music philosophy economics theology geology"),
-    ),
-    "month": Template(
-        "The wedding of {name} took place in {value}.",
-        "In which month was the wedding of {name}?",
-        "The wedding of {name} took place in",
-        _words("January February March April May June July August September October November December"),
-    ),
-    "fruit": Template(
-        "At the market {name} bought a bag of {value}.",
-        "What did {name} buy at the market?",
-        "At the market {name} bought a bag of",
-        _words("apples pears plums cherries onions potatoes lemons grapes carrots walnuts apricots figs"),
-    ),
-    "sport": Template(
-        "On Saturdays {name} goes to the club to practise {value}.",
-        "Which sport does {name} practise on Saturdays?",
-        "On Saturdays {name} goes to the club to practise",
-        _words("tennis boxing rowing fencing judo archery swimming golf hockey volleyball wrestling badminton"),
-    ),
+    kind: Template(says, asks, begins, values.split())
+    for kind, says, asks, begins, values in list(csv.reader(_TEXT.splitlines()))[1:]
 }
 """By the kind of sample."""
-PEOPLE = _words(
+PEOPLE = str.split(
     "Ada Boris Clara Daniel Elena Felix Greta Hugo Irene Jonas Karin Lukas Maria Nils Olga Peter Quentin Rosa Stefan "
     "Tanja Ursula Viktor Wanda Xenia Yusuf Zoe Albert Bertha Conrad Dora Emil Flora"
 )
@@ -118,7 +58,6 @@ class WordFacts(LongContext):
     seed: int = 0
 
     needs_files: ClassVar[bool] = False
-    scored_by = ContainsAnswer
     ranges: ClassVar = {
         "contexts": (1, MAX_COUNT), "facts": (1, len(TEMPLATES)), "words": (150, 5000), "seed": (0, MAX_SEED)
     }  # fmt: skip
@@ -143,17 +82,8 @@ class WordFacts(LongContext):
     def _sample(self, name: str, context: str, kind: str, person: str, value: str) -> Sample:
         asked, begins = (text.format(name=person) for text in TEMPLATES[kind][1:3])
         question = f"\n\n{asked}" if self.chat else f"\n\nQuestion: {asked}\n"
-        prefix = "" if self.chat else f"Answer: {begins}"
-        return Sample(
-            name,
-            context + question + prefix,
-            {"answers": [value], "formula": False},
-            context_characters=len(context) + (len(question) if self.compresses_question else 0),
-            max_new_tokens=24 if self.chat else 8,
-            kind=kind,
-            chat=self.chat,
-            prefix_characters=0 if self.chat else None,
-        )
+        parts, tokens = (context, question, "" if self.chat else f"Answer: {begins}"), 24 if self.chat else 8
+        return self.put(name, parts, {"answers": [value], "formula": False}, max_new_tokens=tokens, kind=kind)
 
 
 def hidden_facts(random: Random, facts: list[str], words: int, prose: tuple[str, ...]) -> str:
@@ -170,9 +100,7 @@ def hidden_facts(random: Random, facts: list[str], words: int, prose: tuple[str,
 
 def sentences(file: str | None) -> tuple[str, ...]:
     """Return the sentences of 3 to 49 words of a text file, or of the embedded English's dev and test splits (None)."""
-    texts = (
-        [text for split in ("dev", "test") for text in documents(split)] if file is None else [read_text(Path(file))]
-    )
+    texts = [*documents("dev"), *documents("test")] if file is None else [read_text(Path(file))]
     parts = re.split(r"(?<=[.!?])\s+", " ".join(" ".join(texts).split()))
     if not (kept := tuple(part for part in parts if 2 < len(part.split()) < 50)):
         raise ValueError(f"{file} has no sentence of 3 to 49 words to hide facts among; give a text in prose")

@@ -72,7 +72,6 @@ class POPE(ImageQuestions):
 
     category: str = "all"
 
-    scored_by = POPEScores
     allowed: ClassVar = {"category": ("all", *POPE_CATEGORIES)}
 
     @property
@@ -119,11 +118,10 @@ MME_SUBTASKS = tuple(name for names in _MME_TOTALS.values() for name in names)
 class MMEScores(TaskMetric):
     """Accuracy, and the benchmark's points; a reference holds ``answer`` (yes, no), ``category`` and ``pair`` (image).
 
-    ``accuracy``: right answers over all questions, as lmms-eval reads them. That the sub-token paper prints this is a
-    reading: its figures are whole numbers of 2,374 questions, and it names no score. ``official_perception``,
-    ``official_cognition``: points as MME's own program reads answers, the sum over subtasks of 100 (accuracy + share of
-    pairs with both answers right), up to 2000 and 800; ``official_SUBTASK``: of one, up to 200. A question without its
-    partner, as a limited run leaves, counts for the accuracy but not for points.
+    ``accuracy``: right answers over all questions, as lmms-eval reads them; that the sub-token paper prints it is a
+    reading (whole numbers of 2,374). ``official_SUBTASK``: 100 (accuracy + share of pairs with both answers right), as
+    MME's own program reads answers; ``official_perception`` and ``official_cognition`` are sums, up to 2000 and 800. A
+    question without its partner counts for the accuracy alone.
     """
 
     points = frozenset(f"official_{name}" for name in (*MME_SUBTASKS, *_MME_TOTALS))
@@ -164,8 +162,6 @@ class MME(ImageQuestions):
     are before it, as in seven questions, lmms-eval leaves one, and LLaVA, which is followed here, none.
     """
 
-    scored_by = MMEScores
-
     def sample(self, row: FileRow, number: int) -> Sample:
         category, pair, question = str(row.values["category"]), str(row.values["question_id"]), row.text("question")
         answer = self.answer(row).lower().strip().replace(".", "")
@@ -176,11 +172,12 @@ class MME(ImageQuestions):
         reference = {"answer": answer, "category": category, "pair": pair}
         return self.ask(row, f"{pair}: {question}", question + SHORT_ANSWER, reference, kind=category)
 
-    def check(self, samples: Sequence[Sample], rows: Sequence[FileRow]) -> None:
+    def parquet_rows(self) -> list[FileRow]:
         pairs: dict[tuple[str, str], list[FileRow]] = defaultdict(list)
-        for row in rows:
+        for row in (rows := super().parquet_rows()):
             pairs[row.values["category"], row.values["question_id"]].append(row)
         for (_, pair), two in pairs.items():
             if len({row.values["question"] for row in two}) != 2 or len(two) != 2:
                 places = "; ".join(row.place for row in two)
                 raise ValueError(f"{places}: image {pair} has {len(two)} questions, but needs two different ones")
+        return rows

@@ -17,8 +17,8 @@ from torch.distributed.tensor import DTensor
 from subtoken_train.training.module import SubTokenModule
 
 _LORA = re.compile(r"\.layers\.(?P<layer>\d+)\..*\.(?P<kind>lora_[AB])\.")
-_BANK = re.compile(r"\.bank\.(?P<part>selectors|gates|features)\.(?P<layer>\d+)\.")
-_PARTS = {"selectors": "router", "gates": "gate", "features": "features"}
+_BANK = re.compile(r"\.bank\.(?P<part>selectors|gates|features|shares)\.(?P<layer>\d+)")
+_PARTS = {"selectors": "router", "gates": "gate"}
 
 
 def gradients_of(trainer: L.Trainer, module: SubTokenModule) -> dict[str, Tensor | None]:
@@ -45,9 +45,9 @@ def read_together(scalars: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def kind_and_layer(name: str) -> tuple[str, int]:
-    """Return (``router`` | ``gate`` | ``features`` | ``lora_A`` | ``lora_B``, layer) of a trained tensor's name."""
+    """Return (``router``, ``gate``, ``features``, ``shares``, ``lora_A`` or ``lora_B``, layer) of a trained tensor."""
     if found := _BANK.search(name):
-        return _PARTS[found["part"]], int(found["layer"])
+        return _PARTS.get(found["part"], found["part"]), int(found["layer"])
     if found := _LORA.search(name):
         return found["kind"], int(found["layer"])
     raise ValueError(f"trained tensor {name!r} belongs to no router, gate or LoRA")

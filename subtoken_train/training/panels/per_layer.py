@@ -4,6 +4,7 @@ Legend: B batch, N positions, S value groups.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -11,10 +12,11 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
-from subtoken_train.functional.masks import group_usage, usage_entropy
+from subtoken_train.functional.masks import choice_entropy, group_usage, mask_entropy, usage_entropy
 from subtoken_train.training import panels
 from subtoken_train.training.module import SubTokenModule
 
@@ -96,13 +98,43 @@ def _by_layer(tag: str, tensors: Mapping[str, Tensor | None]) -> dict[str, Tenso
 
 
 class RoutingPanel(Callback):
-    """Logs how evenly groups are used per layer, of the last micro-batch of a logging step."""
+    """Logs group usage, mask and router entropy per layer, of the last micro-batch of a logging step."""
+
+    def __init__(self) -> None:
+        self._logits: dict[int, Tensor] = {}
+        self._hooks: list[RemovableHandle] = []
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        bank = pl_module.parts.bank
+        if bank is not None and bank.learned and panels.logs_next(trainer):
+            notes = [partial(self._note, layer) for layer in range(len(bank.selectors))]
+            self._hooks = [each.register_forward_hook(note) for each, note in zip(bank.selectors, notes, strict=True)]
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        record = pl_module.last_step if panels.logs_now(trainer, batch_idx) else None
+        for hook in self._hooks:
+            hook.remove()
+        if panels.logs_now(trainer, batch_idx):
+            panels.write(trainer, self._statistics(pl_module), trainer.global_step)
+        self._logits, self._hooks = {}, []
+
+    def _note(self, layer: int, router: nn.Module, args: Any, logits_BNS: Tensor) -> None:
+        self._logits[layer] = logits_BNS.detach()
+
+    def _statistics(self, module: SubTokenModule) -> dict[str, float]:
+        record = module.last_step
         if record is None or record.state is None or not bool(record.state.routed_BN.any()):
-            return
-        masks = record.state.masks
-        usage_LS = torch.stack([group_usage(mask_BNS, record.routed(layer)) for layer, mask_BNS in masks.items()]).cpu()
-        numbers = {f"group_usage_entropy/layer_{n}": usage_entropy(own) for n, own in zip(masks, usage_LS, strict=True)}
-        panels.write(trainer, numbers, trainer.global_step)
+            return {}
+        found: dict[str, Tensor] = {}
+        usages: dict[int, Tensor] = {}
+        for layer, mask_BNS in record.state.masks.items():
+            routed_BN = record.routed(layer)
+            usages[layer] = group_usage(mask_BNS, routed_BN)
+            found[f"mask_entropy/layer_{layer}"] = mask_entropy(mask_BNS, routed_BN)
+            if layer in self._logits:
+                logits_BNS = self._logits[layer][..., : mask_BNS.shape[-1]]  # of keys under a byte budget, behind
+                found[f"router_entropy/layer_{layer}"] = choice_entropy(logits_BNS, routed_BN)
+        numbers = panels.read_together(found)
+        for layer, usage_S in zip(usages, torch.stack(list(usages.values())).cpu(), strict=True):
+            numbers[f"group_usage_entropy/layer_{layer}"] = usage_entropy(usage_S)
+            numbers[f"group_usage_max/layer_{layer}"] = float(usage_S.max())
+        return numbers

@@ -207,6 +207,7 @@ def check_kind(kind: type[Strategy], precision: str, module: Any) -> None:
     untried = {
         f"model.loss {module.loss.name}, whose teacher" if own_loss else "model.distillation": module.has_teacher,
         "model.routing.features attention": routing is not None and "attention" in routing.features,
+        "model.routing.byte_pool learned": routing is not None and routing.byte_pool == "learned",
         f"model.optimizer.name {optimizer}": optimizer != "adamw",
     }
     rounds = f"trainer.precision {precision} would round LoRA and routers under ZeRO"

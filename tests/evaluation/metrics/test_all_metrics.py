@@ -1,14 +1,8 @@
-"""What every task's metric must do: score in parts and over processes as it scores at once."""
+"""What every task's metric must do: score in parts as it scores at once."""
 
-import os
-import socket
-from datetime import timedelta
 from importlib.util import find_spec
 
 import pytest
-import torch
-import torch.distributed
-import torch.multiprocessing
 
 from subtoken_train.evaluation.tasks import TASKS, build_task, captions
 from tests.support.benchmark_folders import CASES
@@ -56,38 +50,3 @@ class TestEach:
     def test_the_order_and_the_batches_do_not_count(self, name):
         expected = fed(name, CASES[name]).compute()
         assert fed(name, CASES[name][::-1], batch=3).compute() == pytest.approx(expected, abs=1e-12)
-        metric = fed(name, CASES[name][:1])
-        metric.reset()
-        metric.update(*map(list, zip(*CASES[name], strict=True)))
-        assert metric.compute() == pytest.approx(expected, abs=1e-12)
-
-
-def one_of_two(rank, port, folder):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1")
-    torch.set_num_threads(1)
-    captions.ptb_tokens = words
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=60))
-    found = {
-        name: {
-            "halves": fed(name, cases[rank::2]).compute(),
-            "uneven": fed(name, cases[:1] if rank else cases[1:]).compute(),
-            "all in one": fed(name, cases if rank else []).compute(),
-        }
-        for name, cases in SCORED.items()
-    }
-    torch.save(found, folder / f"{rank}.pt")
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The ``compute`` method of metric:UserWarning")  # of a process without samples
-def test_two_processes_score_as_one(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.spawn(one_of_two, (port, tmp_path), nprocs=2)
-    found = [torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)]
-    for name, cases in SCORED.items():
-        expected = pytest.approx(fed(name, cases).compute(), abs=1e-12)
-        for rank in (0, 1):
-            assert all(scores == expected for scores in found[rank][name].values()), name

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from subtoken_train.evaluation.metrics import choices
-from subtoken_train.evaluation.tasks import yes_no
+from subtoken_train.evaluation.tasks import image_questions, yes_no
+from subtoken_train.evaluation.tasks import multiple_choice as choices
 from tests.support.benchmark_folders import expected_scores, real_answers, reference_cases
 
 OPTIONS = {"A": "cat", "B": "red dog", "C": "house"}
@@ -27,7 +27,7 @@ def test_known_answers(text, plain, vlmevalkit):
 
 def test_the_most_telling_place_wins():
     texts = ("maybe A: no, (B) it is not", "take A. not (C) now", "Option A. or B", "none")
-    assert [choices.best_placed_letter(text, "ABCD") for text in texts] == ["B", "C", "B", None]
+    assert [image_questions.best_placed_letter(text, "ABCD") for text in texts] == ["B", "C", "B", None]
 
 
 def test_reference_answers(shared):

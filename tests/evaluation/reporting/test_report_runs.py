@@ -116,8 +116,7 @@ BLANK = "arm: backbone is {!r}, which 'subtoken-train evaluate' does not write"
     [
         (("kv_bytes",), "12", "kv_bytes is '12'; it must be a whole number"),
         (("kv_bytes",), -5, "line 1: kv_bytes is -5"), (("batch_size",), 0, "batch_size is 0"),
-        (("values_after",), True, "values_after is True"), (("kept_visual",), "xyz", "must be hexadecimal digits"),
-        (("kept_visual",), "0", "must be hexadecimal digits"), (("prediction",), [1, None], "prediction"),
+        (("values_after",), True, "values_after is True"), (("prediction",), [1, None], "prediction"),
         (("reference",), [], "reference is []"), (("score",), "1e999", "score is"),
         *((("arm", "backbone"), name, BLANK.format(name)) for name in ("", " ", "\n")),
     ],

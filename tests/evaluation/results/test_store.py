@@ -30,6 +30,7 @@ def test_a_record_is_one_line_and_reads_back(name, prediction):
     line = record.line()
     assert line.count("\n") == 1
     assert SampleRecord.parse(line, "here") == record
+    assert SampleRecord.parse(line.replace("{", '{"kept_visual":"ff",', 1), "here") == record  # as 0.3 wrote them
 
 
 @pytest.mark.parametrize("line", ["", "[]", "{}", "no json", RECORD.line().replace('"id"', '"name"')])

@@ -69,16 +69,13 @@ def test_shards_in_order_with_closed_images(tmp_path, name):
 
 @pytest.mark.parametrize("name", FILES)
 def test_what_no_file_may_be(tmp_path, name):
-    """A row without image or question, an id twice; files that are absent, cut off or of another kind."""
-    stem, row, column = FILES[name]
+    """A row without image or question; files that are absent, cut off or of another kind."""
+    stem, row, _ = FILES[name]
     refused(rf"task {name}: .* has no .*\.parquet\. .*hf download", name, tmp_path)
     asked = {"question": "What?"}
     refused("parquet, row 2: the row has no image", name, parquet(tmp_path, name, [asked, {**asked, "image": None}]))
     words = "parquet, row 2: question is None, but must be a text; fetch the file"
     refused(words, name, parquet(tmp_path, name, [asked, {"question": None}]))
-    if column:
-        parquet(tmp_path, name, [asked, asked, {**asked, column: "0"}])
-        refused(r"parquet, row 3: id '0' appears twice, first in .*parquet, row 1", name, tmp_path)
     refused(f"has no column .*{next(iter(row))}", name, write_rows(tmp_path, f"{stem}-00000-of-00001", [asked]))
     path = tmp_path / f"{stem}-00000-of-00001.parquet"
     path.write_bytes(path.read_bytes()[:-20])

@@ -52,7 +52,6 @@ def test_reference_prompts(shared, tmp_path):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{}, {"index": 0}], r"id '0' appears twice, first in"),
         ([{}, {"answer": "C"}], r"the answer is 'C', and the options are A, B"),
         ([{}, {"answer": "nan"}], r"row 2: no answers, so this is another split's file; use that of 'dev'"),
     ],

@@ -31,8 +31,7 @@ def test_lines_and_objects_have_their_places(write):
         ({"a": 1}, f"{path}, line 1"),
         ({"a": "\u2028x", "b": 2}, f"{path}, line 3"),
     ]
-    assert files.read_named(write('{"17": {"a": 1}}'), ["a"]) == {"17": ({"a": 1}, f"{path}, '17'")}
-    assert files.benchmark_json(write('{"a": [1]}')) == {"a": [1]}
+    assert files.read_entries(write('{"17": {"a": 1}}'), None, ["a"]) == [({"a": 1}, f"{path}, '17'")]
 
 
 def lines(path):
@@ -44,7 +43,7 @@ def cells(path):
 
 
 def named(path):
-    return files.read_named(path, ["a"])
+    return files.read_entries(path, None, ["a"])
 
 
 def entries(path):
@@ -59,8 +58,9 @@ def entries(path):
         (lines, '{"a": 1}\n{"b": 1}\n', r", line 2: no column a; it has b"),
         (lines, b'{"a": 1}\n{"a": "\xff"}\n', r", line 2: not UTF-8"),
         (lines, '{"a": 1}\n{"a": "\0"}\n', r", line 2: holds a NUL character, so it is not text; the file may be"),
-        (files.benchmark_json, '{"a":\n [1,', r": invalid JSON .*line 2"),
-        (named, "[1]", r" holds \[1\] instead"),
+        (named, '{"a":\n [1,', r": invalid JSON .*line 2"),
+        (named, "7", " has no list of objects"),
+        (entries, '{"lines": []}', " has no list rows"),
         (named, '{"17": {"b": 1}}', ", '17': no column a; it has b"),
         *(
             (entries, f'{{"rows": [{{"id": 1}}, {{"{name}": {value}}}]}}', rf", rows\[1\]: {name} is .*; it must be")
@@ -70,7 +70,7 @@ def entries(path):
         (cells, "a,c\n1,2\n", ": no column b; it has a, c"),
         (cells, "a,b\n1,2\n3\n", ", line 3: 1 cells, but 2 columns; the file may be cut off"),
         (cells, 'a,b\n1,2\n3,"4', ", line 3: unexpected end of data"),
-        (cells, b"a,b\n1,\xff\n", " is not UTF-8"),
+        (cells, b"a,b\n1,\xff\n", ", line 2: not UTF-8"),
         (cells, "a,b\n1,2\n1,\0\n", ", line 3: holds a NUL character"),
     ],
 )
@@ -136,11 +136,11 @@ def test_a_shard_that_describes_itself_wrongly_is_named(folder):
         files.read_split(Birds(source=folder), "test", ["question"])
 
 
-def test_a_partial_set_is_refused_with_the_names_of_the_missing_shards(folder, monkeypatch):
+def test_a_partial_set_is_refused(folder, monkeypatch):
     files.check_complete(Birds(source=folder), some(3), None)
     next((folder / "data").glob("test-00001*")).unlink()
     assert len(files.read_split(Birds(source=folder), "test", ["question"])) == 2
-    with pytest.raises(ValueError, match=r"has 2 of 3 samples in .*Missing: data/test-00001-of-00002\.parquet\. Get"):
+    with pytest.raises(ValueError, match=r"has 2 of 3 samples in .*birds\. Get the rest, or limit the run\."):
         files.check_complete(Birds(source=folder), some(2), None)
     for count, limit, words in ((4, None, "4 of 3 samples"), (1, 2, "1 of 3"), (0, 1, "no sample")):
         with pytest.raises(ValueError, match=rf"birds.* {words}.*hf download"):

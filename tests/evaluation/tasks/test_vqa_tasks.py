@@ -32,7 +32,6 @@ NO_ANSWER = [{"question": "Why?"}, {"question": "Who?", "answer": None}]
     ("documents", "words"),
     [
         ([{"question": "Why?", "imageId": "n7"}], r"parquet, row 1: image n7 is not in testdev_balanced_images"),
-        ([{"question": "Why?", "id": "1"}] * 2, r"row 2: id '1' appears twice, first in .*row 1"),
         (NO_ANSWER, r"row 2: no answers, so this is another split's file; use that of 'testdev'"),
     ],
 )

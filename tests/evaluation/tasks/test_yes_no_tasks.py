@@ -65,7 +65,6 @@ def test_answers_of_llava_are_joined_by_id_whatever_their_order(shared):
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([{}, {}], "line 2: id 'random/1' appears twice, first in .* line 1"),
         ([{}, {"label": "maybe"}], "line 2: the answer is 'maybe'; POPE's are yes and no"),
         ([{}, {"question_id": 2, "label": None}], "line 2: no answers, so this is another split's file; use that"),
     ],

@@ -126,7 +126,11 @@ def test_routing_panel_counts_the_tokens_that_a_context_reducer_kept():
     pl.last_step = record(state=state, kept={1: torch.tensor([[True, False, True]])}, rows=((2, 2, 2),))
     panel.on_train_batch_end(trainer(2), pl, None, None, 1)
     assert NOTES.step == 1
-    assert NOTES.taken() == {"group_usage_entropy/layer_1": 0.0}
+    assert NOTES.taken() == {
+        "mask_entropy/layer_1": 0.0,
+        "group_usage_entropy/layer_1": 0.0,
+        "group_usage_max/layer_1": 1.0,
+    }
 
 
 def test_trained_panel_takes_a_layers_tensors_together():

@@ -25,13 +25,13 @@ def module(
     optimizer: str = "adamw",
     checkpointing: bool = False,
     distillation: object = None,
-    features: tuple[str, ...] = (),
+    **routing: object,
 ) -> SimpleNamespace:
     return SimpleNamespace(
         backbone_config=SimpleNamespace(quantization=quantization),
         optimizer_config=SimpleNamespace(name=optimizer),
         gradient_checkpointing=checkpointing,
-        routing_config=RoutingConfig(features=features),
+        routing_config=RoutingConfig(**routing),
         distillation_config=distillation,
         has_teacher=distillation is not None,
     )
@@ -78,7 +78,7 @@ def test_a_cpus_devices_are_a_count(tmp_path, capsys):
 
 @pytest.mark.parametrize("key", ["gradient_accumulation_steps", "optimizer", "bf16"])
 def test_deepspeed_settings_that_the_recipe_has(key):
-    with pytest.raises(ValueError, match=f"unknown setting of DeepSpeed in trainer.strategy: '{key}'"):
+    with pytest.raises(ValueError, match=f"unknown setting of DeepSpeed '{key}'; write it in"):
         named_parts("strategy", {"zero2": {"config": {key: 1}}})
 
 
@@ -87,6 +87,7 @@ REFUSED = [
     (lambda: check_kind(ZeroStrategy, "32-true", module(distillation=object())), "distillation is not tried"),
     (lambda: check_kind(Fsdp2Strategy, "32-true", module(distillation=object())), "ddp, or leave it out"),
     (lambda: check_kind(ZeroStrategy, "32-true", module(features=("attention",))), "attention is not tried"),
+    (lambda: check_kind(ZeroStrategy, "32-true", module(byte_pool="learned")), "byte_pool learned is not tried"),
     (lambda: check_fit(trainer(Fsdp2Strategy()), module(optimizer="paged_adamw_8bit")), "8bit is not tried"),
     (lambda: check_kind(ZeroStrategy, "bf16-true", module()), "would round LoRA and routers"),
     (lambda: check_fit(trainer(DeepSpeedStrategy()), module()), "DeepSpeedStrategy knows nothing of frozen weights"),
