@@ -322,6 +322,7 @@ def without_middle(
 
 def in_chat(family: Family, prompt: str, context: int | None) -> tuple[str, int | None]:
     """Write a prompt as the user's turn of the chat template; return it and the characters that may be compressed."""
+    check_template(family.tokenizer)
     turns = [{"role": "user", "content": prompt}]
     text = filled_template(family.tokenizer, turns, add_generation_prompt=True, enable_thinking=False)
     if context is None:

@@ -293,7 +293,7 @@ def test_models_that_see_images_answer_together():
     with answering(LLAVA, **KNORM) as answerer:
         wanted = alone(answerer, [*asked(**MARK), *asked()])
         told, sizes = together(answerer, [*asked(**MARK), *asked()])
-        assert max(sizes) >= 4
+        assert max(sizes) >= 3  # the first may be a row already when the others come
         assert [text for text, _ in told] == [text for text, _ in wanted]
         assert told[2:] == wanted[2:]
 

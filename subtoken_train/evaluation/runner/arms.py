@@ -84,7 +84,7 @@ def _reducer(spec: ArmSpec, pool: ModelPool) -> Reducer | None:
     own = build_reducer("none") if spec.adapter is None else pool.adapter(spec.adapter).reducer
     name = spec.reducer or own.name
     if name == "none" and spec.keep_ratio not in (None, 1):
-        raise ValueError(f"keep_ratio {spec.keep_ratio} needs a reducer, and the arm of {spec.adapter} has none")
+        raise ValueError(f"keep_ratio {spec.keep_ratio} needs a reducer; {spec.adapter} has none, name one")
     if name != "none" and own.name == "none" and spec.keep_ratio is None:
         raise ValueError(f"{spec.adapter} has no token reducer, so {name} needs keep_ratio, for instance 0.25")
     changed: dict[str, Any] = asdict(own) if name == own.name else {"name": name, "keep_ratio": own.keep_ratio}

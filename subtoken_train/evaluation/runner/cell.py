@@ -306,7 +306,7 @@ def alone(folder: Path, processes: Processes) -> Iterator[None]:
     try:
         lock = take_lock(folder / ".lock", 0)
     except Timeout:
-        raise ValueError(f"another evaluation is writing to {folder}; wait for it, or choose another") from None
+        raise ValueError(f"another evaluation is writing to {folder}; wait for it, or write elsewhere") from None
     try:
         yield
     except BaseException:

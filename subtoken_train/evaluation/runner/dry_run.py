@@ -207,14 +207,14 @@ def check_lines(grid: Grid, checked: DryRun) -> list[str]:
         where = f"{task.source or 'not here yet'}" if task.needs_files else "made by its options"
         where += f" ({options})" if options else ""
         lines += [f"  {task.name}: {count}, {where}", f"    asked: {task.asks}"]
-    lines += ["", "arms (KV: share of the compressed region that the ledger promises)"]
+    lines += ["", "arms (KV: share of the compressed tokens' cache that stays, computed)"]
     by_backbone: dict[str, list[PlannedArm]] = {}
     for arm in checked.arms:
         by_backbone.setdefault(arm.arm.facts.backbone, []).append(arm)
         lines.append(f"  {_arm_words(arm)}")
     lines += [
         "",
-        "memory (weights; one batch of the longest contexts or images, whole and compressed, in the model's dtype)",
+        "memory (of the weights, and of the cache of one batch of the longest prompts, whole and compressed)",
     ]
     for backbone, arms in by_backbone.items():
         first, kept = arms[0], [grid.batch_size * arm.kept for arm in arms]
@@ -236,7 +236,7 @@ def _arm_words(planned: PlannedArm) -> str:
     kept = "by its budget" if compression.share is None else share
     if compression.threshold is not None:
         record = compression.threshold.record
-        kept = "measured: a threshold promises no bytes"
+        kept = "known after a run: a threshold promises no size"
         if record is not None:
             kept = f"measured, {share} on average of {record.data.samples:,} prompts of {record.data.name}"
     words += [facts.protocol, f"KV {kept}", *([f"anchor {facts.anchor}"] if facts.anchor else [])]
