@@ -156,9 +156,9 @@ def methods_page() -> str:
         ("Token reducers", REDUCERS, REDUCER_KINDS),
     ):
         parts.append(f"\n## {title}\n\n| method | what it is |\n|---|---|\n")
-        short = [re.sub("^(Evictions|Reducers) (that |made )?| around evictions", "", kind.title).capitalize() for kind in kinds]
-        named = zip(short, kinds, strict=True)
-        parts += [f"| **{of}** | {kind.when} |\n{_in_short(methods, kind.names)}" for of, kind in named]
+        for kind in kinds:
+            short = re.sub("^(Evictions|Reducers) (that |made )?| around evictions", "", kind.title).capitalize()
+            parts.append(f"| **{short}** | {kind.when} |\n{_in_short(methods, kind.names)}")
     trained = {"budget: delayed": TrainedGates, "byte_pool: learned": HeadShares}
     gates = _in_short(trained, trained)
     return "".join([*parts, SELECTORS_WORDS, _in_short(SELECTORS, SELECTORS), gates])
