@@ -38,7 +38,7 @@ MOVED = {
 
 
 def new_path(name: str) -> str | None:
-    """Return the module that an old name is now, for a method of its own that of its class; None: no old name."""
+    """Return the module that an old name is now (for a method's own: its class's); None: no old name."""
     room, _, method = name.rpartition(".")
     if room in ("subtoken_train.evictions", "subtoken_train.reducers"):
         tables = [each.builtin for each in vars(sys.modules[room]).values() if getattr(each, "package", "") == room]

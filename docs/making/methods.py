@@ -35,7 +35,7 @@ METHODS_HEAD = """# Methods
 
 <!-- made by `python docs/generate.py` from docstrings -->
 
-Each method has one name in recipes, grids, commands and `SubTokenModel`. Bold rows say when to take the kind below.
+A name is the same in recipes, grids, commands and `SubTokenModel`. Bold rows: when to take a kind.
 Settings and papers: the site's reference. [What to take first](choosing.md).
 """
 SELECTORS_WORDS = """
@@ -156,7 +156,9 @@ def methods_page() -> str:
         ("Token reducers", REDUCERS, REDUCER_KINDS),
     ):
         parts.append(f"\n## {title}\n\n| method | what it is |\n|---|---|\n")
-        parts += [f"| **{kind.title}** | {kind.when} |\n{_in_short(methods, kind.names)}" for kind in kinds]
+        for kind in kinds:
+            short = re.sub("^(Evictions|Reducers) (that |made )?| around evictions", "", kind.title).capitalize()
+            parts.append(f"| **{short}** | {kind.when} |\n{_in_short(methods, kind.names)}")
     trained = {"budget: delayed": TrainedGates, "byte_pool: learned": HeadShares}
     gates = _in_short(trained, trained)
     return "".join([*parts, SELECTORS_WORDS, _in_short(SELECTORS, SELECTORS), gates])

@@ -25,7 +25,7 @@ from subtoken_train.view.view import Need, Online, View
 
 @dataclass(frozen=True)
 class H2O(Eviction):
-    """H2O (Zhang et al., 2023): heavy hitters, the entries that gathered most attention, and the recent ones.
+    """H2O (Zhang et al., 2023): the entries that gathered most attention, and the recent ones.
 
     Source: Algorithm 1 of "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models", once,
     after the prompt: an entry's score is the sum of its column of the causal attention matrix, which is computed a

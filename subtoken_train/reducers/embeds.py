@@ -24,7 +24,7 @@ from subtoken_train.view.view import View
 
 @dataclass(frozen=True, kw_only=True)
 class NoReducer(Reducer):
-    """No reduction: every token stays, and the pipeline skips the gather; ``keep_ratio`` must be 1."""
+    """No reduction: every token stays; ``keep_ratio`` must be 1."""
 
     name: str = "none"
 
@@ -38,7 +38,7 @@ class NoReducer(Reducer):
 
 @dataclass(frozen=True, kw_only=True)
 class RandomReducer(RankingReducer):
-    """Control: visual tokens at random, by a hash of (``seed``, sample, position) that is their ranking too.
+    """Control: visual tokens at random, by a hash of (``seed``, sample, position).
 
     Attributes:
         seed: another one, other tokens.
