@@ -154,7 +154,7 @@ def test_heads_have_the_shares_that_they_learnt():
             assert int(kept_C.sum()) == counts[layer][head]
             assert kept_C[[0, -1]].all()
             assert torch.equal(state.masks[layer][sample, context_N, head], kept_C)
-            order = noted[layer][sample, context_N, head][1:-1].argsort(descending=True)
+            order = noted[layer][sample, context_N, head][1:-1].argsort(descending=True, stable=True)
             assert kept_C[1:-1][order].tolist() == sorted(kept_C[1:-1].tolist(), reverse=True)
 
 

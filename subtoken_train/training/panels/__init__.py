@@ -60,16 +60,12 @@ def stepped(trainer: L.Trainer, batch_idx: int) -> bool:
 
 def logs_now(trainer: L.Trainer, batch_idx: int) -> bool:
     """Return whether the micro-batch that just ended completed a logging step."""
-    return stepped(trainer, batch_idx) and _divides(trainer, trainer.global_step)
+    return stepped(trainer, batch_idx) and logs_next(trainer, 0)
 
 
-def logs_next(trainer: L.Trainer) -> bool:
-    """Return whether the optimiser step under way is a logging step."""
-    return _divides(trainer, trainer.global_step + 1)
-
-
-def _divides(trainer: Any, step: int) -> bool:
-    every: int = trainer.log_every_n_steps  # set by Lightning, though not in its annotations
+def logs_next(trainer: Any, ahead: int = 1) -> bool:
+    """Return whether the optimiser step under way (0 ``ahead``: the last one) is a logging step."""
+    step, every = int(trainer.global_step) + ahead, int(trainer.log_every_n_steps)  # Lightning's types lack it
     return every > 0 and step % every == 0
 
 
