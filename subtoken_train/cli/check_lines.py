@@ -15,7 +15,7 @@ from subtoken_train.artifact.hub import check_name, check_published
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.run_plan import Reading, on_cpu, size_words, steps_of
 from subtoken_train.cli.terminal import about
-from subtoken_train.cli.trainer_parts import KINDS
+from subtoken_train.cli.trainer_parts import KINDS, build_parts
 from subtoken_train.datasets.chats import asked_words, chat_sample, reads_chats, wholly_read
 from subtoken_train.datasets.collate import EncodedSample, encode
 from subtoken_train.datasets.corpus import load_rows
@@ -94,6 +94,7 @@ def check_ready(cli: RecipeCLI, parts: CompressedBackbone, offline: bool) -> Non
     kind, trainer, data = KINDS["strategy"].names[cli.strategy], cli.config.trainer, cli.datamodule
     check_kind(kind, str(trainer.precision or "32-true"), cli.model)
     check_parts(kind, parts)
+    build_parts("callbacks", trainer.callbacks)
     if issubclass(kind, ZeroStrategy) and trainer.accelerator == "cpu":
         raise ValueError("trainer.strategy: ZeRO runs on CUDA GPUs; use trainer.strategy ddp or fsdp2 on a CPU")
     cli.check_watchers(read=not offline)

@@ -24,7 +24,6 @@ KEYS = (*BANDS, "seed_everything", "output_dir", "push_to_hub")
 """All that a recipe holds at its top; the flags stand in recipes that version 0.1 saved, as false."""
 _OPTIONAL = ("evaluation", "early_stopping")
 _MAX_TEXT = 4096
-_COMMANDS = ("help", "h", "print_config")
 _OF_COMMANDS = ("config", "print_config", "anchor", "offline", "machine", "count")  # options that are no keys
 
 
@@ -131,7 +130,7 @@ def _read_file(path: str) -> dict[str, Any]:
 
 def _piece(key: str, text: str | None) -> dict[str, Any]:
     names = key.removesuffix("+").split(".")
-    if key in _COMMANDS:
+    if key in ("help", "h", "print_config"):
         return {}
     if names[0] == "trainer" and names[1:2] and names[1] in KINDS and (len(names) > 2 or key.endswith("+")):
         raise ValueError(f"--{key} is not read; write the whole: --trainer.{names[1]}='{{NAME: {{SETTING: VALUE}}}}'")

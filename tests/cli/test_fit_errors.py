@@ -192,7 +192,7 @@ VALUES = """
 """
 """What the drawn recipes of tests/hostile do not try."""
 GROUPS = ["early_stopping={monitor: eval/accuracy, patience: 0}", "evaluation={data: nowhere.json, limit: 0}"]
-GROUPS += ["evaluation={data: nowhere.json}"]
+GROUPS += ["evaluation={data: nowhere.json}", "trainer.callbacks={learning_rate: {logging_interval: soon}}"]
 REFUSED = [f"--{each}" for each in (*VALUES.split(), *GROUPS)]
 
 

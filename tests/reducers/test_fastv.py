@@ -202,7 +202,7 @@ def test_an_adapter_folder_remembers_it(tmp_path, setting, before, after):
     parts = read_adapter(folder)[1]
     assert getattr(parts.reducer, setting) == after
     if setting == "ranking":
-        refuses(r"cannot merge .*ranking: frozen.*without --merge-lora", check_mergeable, parts)
+        refuses(r"cannot merge: .*ranking: frozen.*without --merge-lora", check_mergeable, parts)
         path.write_text(json.dumps({**record, "merged": True}))
         refuses("the LoRA is merged, so it cannot rank as frozen", read_config, folder)
 
