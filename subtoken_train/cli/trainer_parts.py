@@ -44,9 +44,9 @@ KINDS = {
         "strategy",
         "lightning.pytorch.strategies:Strategy",
         {
+            "auto": "pl.strategies:DDPStrategy",
             "ddp": """pl.strategies:DDPStrategy process_group_backend find_unused_parameters gradient_as_bucket_view
             static_graph broadcast_buffers bucket_cap_mb""",
-            "auto": "pl.strategies:DDPStrategy",
             **dict.fromkeys(("zero1", "zero2", "zero3"), f"{_ZERO} offload config"),
             "zero3_offload": f"{_ZERO} config",
             "fsdp2": "subtoken_train.training.strategies:Fsdp2Strategy",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -52,10 +52,10 @@ KNOWN = _OWN.union(REFUSED, IMAGE_INPUTS, ("input_ids", "attention_mask", "regio
 """Everything that ``generate`` may be given."""
 
 
-def check_arguments(call: str, given: Iterable[str], own: Iterable[str] = ()) -> None:
+def check_arguments(call: str, given: Iterable[str], own: Collection[str] = ()) -> None:
     """Refuse what neither ``generate`` takes nor ``call``, which has ``own`` arguments."""
     for name in given:
-        if name not in KNOWN:
+        if name not in KNOWN and name not in own:
             hidden = vars(GenerationConfig()).keys() | {each for each, neutral in REFUSED.items() if not neutral}
             listed = ", ".join(sorted((KNOWN - hidden).union(own)))
             listed += ", and every setting of transformers' GenerationConfig"

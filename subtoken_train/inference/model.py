@@ -361,7 +361,7 @@ class SubTokenModel:
         with ``stream``, one prompt by an iterator over pieces of its answer. The model serves no other call until that
         is exhausted or closed.
         """
-        check_arguments("chat", settings, ("prompt", "images", *_keywords(self.chat)))
+        check_arguments("chat", settings, ("prompt", "images", "context_length", *_keywords(self.chat)))
         several = prompt_inputs.is_several(prompt)
         refuse(
             (stream and several, "stream=True answers one prompt, and several are given; ask one by one"),

@@ -89,7 +89,7 @@ def test_recipes_of_version_0_1_are_read_and_flags_are_no_keys(tmp_path):
 
 UNLISTED = {
     "logger lightning.pytorch.loggers.WandbLogger": "write wandb",
-    "strategy {class_path: lightning.pytorch.strategies.DDPStrategy}": "names no class; write ddp, or give your own",
+    "strategy {class_path: lightning.pytorch.strategies.DDPStrategy}": "names no class; write auto, or give your own",
     "logger {wandb: {experiment: x}}": "experiment",
     "logger {wandb: {project: {a: b}}}": "one value",
     "logger [wandb, wandb]": "twice",

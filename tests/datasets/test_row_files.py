@@ -146,7 +146,7 @@ REFUSED = {
         ("a.parquet", "read"), ("a.arrow", "read"), ("a.json.gz", "unpacked"), ("a.csv.gz", "unpacked"),
     )},
     "t.jsonl.gz cannot be unpacked": (cut, InstructionRecords),
-    "has more than 600 bytes unpacked; run gunzip": (lambda folder: zipped(folder, text=LINES * 2), InstructionRecords),
+    "more than 600 bytes unpacked; run gunzip -k": (lambda folder: zipped(folder, text=LINES * 2), InstructionRecords),
     "name one of its splits: ": (splits, InstructionRecords),
     "subtoken-train init ": (written("q.csv", b"question,answer"), InstructionRecords),
     "of a table: subtoken-train init ": (written("q.csv", b"question,answer"), corpus),

@@ -233,6 +233,7 @@ MISTAKES = {
     "two caches": (lambda m: tokens(m, cache=m.last, past_key_values=m.last), "two names for the same argument; give"),
     "streamer": (lambda m: tokens(m, streamer=print), "streamer has no put; give one of transformers"),
     "end": (lambda m: tokens(m, eos_token_id="</s>"), "eos_token_id='</s>' must be a whole number"),
+    "context": (lambda m: m.chat(QUESTION, PICTURE, context_length=999), "context_length is for language models"),
     "two ids": (lambda m: tokens(m, inputs=torch.ones(1, 1)), "inputs and input_ids are two names of one"),
     "input": (lambda m: goes_on(m, past_key_value=1), "unknown input 'past_key_value'"),
     "mask": (lambda m: goes_on(m, cache="own", attention_mask=torch.ones(1, 1)), "leave attention_mask out"),
