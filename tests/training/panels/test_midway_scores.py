@@ -65,7 +65,7 @@ def test_an_evaluations_score_is_checked_after_each_evaluation_and_only_then():
     [
         (["--early_stopping.monitor=val/los", "--data.val_file={dev}"], "Did you mean 'val/loss'? Allowed: val/loss"),
         (["--early_stopping.monitor=eval/accuracy"], "the run makes no scores"),
-        (["--early_stopping.moniter=val/loss"], "unknown key 'early_stopping.moniter'"),
+        (["--early_stopping.moniter=val/loss"], "unknown option '--early_stopping.moniter'"),
         (["--early_stopping.monitor=val/loss", "--early_stopping.mode=min"], "unknown option '--early_stopping.mode'"),
         (["--early_stopping.patience=3"], "early_stopping.monitor is not set"),
         (["--evaluation.every_n_steps=3"], "evaluation.data is not set"),
