@@ -1,9 +1,9 @@
 """Interleaved timing of two or more things, a program's record, and a table of it."""
 
 import json
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from subtoken_train.benchmarking.rounds import cell, hardware, middle, ratio, synchronise, turns
@@ -12,10 +12,7 @@ __all__ = ["cell", "hardware", "interleaved", "markdown", "middle", "ratio", "wr
 
 
 def interleaved(
-    actions: Mapping[str, Callable[[], object]],
-    pairs: int,
-    warmup: int = 2,
-    clock: Callable[[], float] = time.perf_counter,
+    actions: Mapping[str, Callable[[], object]], pairs: int, warmup: int = 2, clock: Callable[[], float] = perf_counter
 ) -> dict[str, list[float]]:
     """Seconds of each action, in turns: every round runs each of them once, in an order that alternates."""
     seconds: dict[str, list[float]] = {name: [] for name in actions}

@@ -3,10 +3,11 @@
 import json
 from itertools import chain
 
+import pandas as pd
 import pytest
 import torch
 
-from benchmarks import real_frontier, real_needles, real_results, real_text, real_text_bytes, real_text_trained
+from benchmarks import real_frontier, real_needles, real_results, real_text, real_text_bytes, real_text_trained, rivals
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.recommend import FILE
@@ -82,6 +83,7 @@ def test_the_table_of_all_arms_and_the_pages_are_of_the_records():
     assert shown(page, "real") == real_results.facts_table(rows, real_results.PAGE, losses=True)
     assert (shown(page, "ruler"), shown(readme, "speed")) == (real_results.tasks_table(rows), real_results.speed())
     assert shown(readme, "commands") == real_results.commands()
+    assert shown(rivals.PAGE, "rivals") == rivals.table(pd.read_csv(rivals.CSV))
     assert len(real_results.PAGE) <= 12 >= len(real_results.TASKS)
 
 

@@ -13,6 +13,7 @@ PAGES = {
     "docs/real_text.md": "facts and text on real language models, every method",
     "docs/mini_suite.md": "shipped adapters, untrained controls and peers, on scenes and recall",
     "docs/trained_arms.md": "trained arms against their anchors",
+    "docs/trained_rivals.md": "methods that are trained to drop entries",
     "docs/speed.md": "decoding, prompts, training steps, beside kvpress",
     "docs/quality.md": "packed caches, originals, kvpress",
     "checkpoints/README.md": "the embedded models",

@@ -1,0 +1,57 @@
+"""Methods that are trained to drop entries, beside others of the same bytes, on SmolLM2, before the question is known.
+
+python -m benchmarks.rivals texts again.jsonl      # what arms of recipes/real/rivals.yaml learn from
+python -m benchmarks.rivals record results/rivals  # results/real_text/rivals.csv, table of docs/trained_rivals.md
+"""
+
+import json
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+
+from benchmarks.pages import put
+from benchmarks.pairs import markdown
+from benchmarks.real_text import OUT, ROOT
+from subtoken_train.cli.recommend import interval_cell as cell
+from subtoken_train.evaluation.intervals import bootstrap_interval
+
+CSV, PAGE, PROSE = OUT / "rivals.csv", ROOT / "docs/trained_rivals.md", Path("data/english_text/train.jsonl")
+
+
+def chats() -> Iterator[str]:
+    """Yield chats: 150 words of prose, 8 words from their midst, and, as the answer, the 32 that follow these."""
+    drawn, every = random.Random(0), [json.loads(line)["text"].split() for line in PROSE.open()]
+    long = [words for words in every if len(words) >= 260]
+    for number in range(300):
+        (prose,) = drawn.choices(long, [len(words) for words in long])
+        words = prose[(start := drawn.randrange(len(prose) - 150)) : start + 150]
+        cue, said = words[(part := drawn.randrange(110)) : part + 8], words[part + 8 : part + 40]
+        asked = f'{" ".join(words)}\n\nRepeat what follows "{" ".join(cue)}".'
+        turns = [{"role": who, "content": what} for who, what in (("user", asked), ("assistant", " ".join(said)))]
+        yield json.dumps({"id": f"said-{number}", "messages": turns}) + "\n"
+
+
+def table(rows: pd.DataFrame) -> str:
+    """Write each arm's bytes and what it loses against the full cache, samples paired: points, nats a word."""
+    scores, cells = rows.pivot(index=["task", "id"], columns="arm", values="score"), []
+    for arm, own in rows.groupby("arm"):
+        less = scores[arm] - scores["full cache"]
+        parts = (part["region_bytes"].sum() / part["region_dense_bytes"].sum() for _, part in own.groupby("task"))
+        words, text = map("{:.1%}".format, parts)
+        points, nats = ([x.mean(), *bootstrap_interval(x)] for x in (100 * less["facts"], less["text_loss"]))
+        cells.append([str(arm), words, f"{scores[arm]['facts'].mean():.0%}", cell(points, 1), text, cell(nats, 3)])
+    cells.sort(key=lambda row: -float(row[1].strip("%")))
+    return markdown(["cache", "bytes", "facts", "points", "bytes", "nats a word"], cells)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "texts":
+        Path(sys.argv[2]).write_text("".join(chats()), encoding="utf-8")
+    else:
+        files = sorted(Path(sys.argv[2]).glob("*/*/samples-*.jsonl"))
+        named = [pd.read_json(each, lines=True).assign(arm=each.parts[-3], task=each.parts[-2]) for each in files]
+        pd.concat(named)[["arm", "task", "id", "score", "region_bytes", "region_dense_bytes"]].to_csv(CSV, index=False)
+        put(PAGE, "rivals", table(pd.read_csv(CSV)))
