@@ -37,14 +37,14 @@ def chats() -> Iterator[str]:
 def table(rows: pd.DataFrame) -> str:
     """Write each arm's bytes and what it loses against the full cache, samples paired: points, nats a word."""
     scores, cells = rows.pivot(index=["task", "id"], columns="arm", values="score"), []
-    for arm, own in rows.groupby("arm"):
+    for arm, own in rows[rows["arm"] != "full cache"].groupby("arm"):
         less = scores[arm] - scores["full cache"]
         parts = (part["region_bytes"].sum() / part["region_dense_bytes"].sum() for _, part in own.groupby("task"))
         words, text = map("{:.1%}".format, parts)
         points, nats = ([x.mean(), *bootstrap_interval(x)] for x in (100 * less["facts"], less["text_loss"]))
         cells.append([str(arm), words, f"{scores[arm]['facts'].mean():.0%}", cell(points, 1), text, cell(nats, 3)])
     cells.sort(key=lambda row: -float(row[1].strip("%")))
-    return markdown(["cache", "bytes", "facts", "points", "bytes", "nats a word"], cells)
+    return markdown(["cache", "bytes (facts)", "facts", "points", "bytes (text)", "nats a word"], cells)
 
 
 if __name__ == "__main__":
