@@ -8,10 +8,10 @@ import pytest
 from tests.support.places import ROOT
 
 CEILINGS = {
-    "lines of the package": 52_318,
-    "files of the package": 283,
-    "lines of tests": 54_094,
-    "lines of benchmark programs": 5_438,
+    "lines of the package": 51_771,
+    "files of the package": 280,
+    "lines of tests": 53_906,
+    "lines of benchmark programs": 5_436,
     "words of pages": 38_571,
     "tracked megabytes": 24.0,
 }

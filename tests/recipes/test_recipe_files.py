@@ -20,12 +20,12 @@ NAME = re.compile(
     r"(?:_s(?P<num_groups>\d+)k(?P<kept_groups>\d+))?"
     r"(?:_(?P<selector>mlp|query|bilinear|valuenorm|outputnorm|random|static|olora))?"
     r"(?:_(?P<budget>global|ranked))?(?P<prior>_prior)?(?P<gated>_gated)?(?:_(?P<fill>mean))?"
-    r"(?:_lf(?P<layer>\d+))?(?P<frozen>_frozen)?(?P<merged>_merged)?"
-    r"(?:(?P<anchor>_anchor)|(?P<stage2>_stage2)|(?P<best>_best))?)"
+    r"(?P<best>_best)?(?:_lf(?P<layer>\d+))?(?P<frozen>_frozen)?(?P<merged>_merged)?"
+    r"(?:(?P<anchor>_anchor)|(?P<stage2>_stage2))?)"
 )
 PATTERN = (
-    "<model>_<reducer><keep%>[_s<S>k<K>][_<selector>][_<budget>][_prior][_gated][_<fill>][_lf<L>][_frozen][_merged]"
-    "[_anchor|_stage2|_best].yaml"
+    "<model>_<reducer><keep%>[_s<S>k<K>][_<selector>][_<budget>][_prior][_gated][_<fill>][_best][_lf<L>][_frozen][_merged]"
+    "[_anchor|_stage2].yaml"
 )
 BEST = {"selector": "bilinear", "prior": "_prior", "gated": "_gated", "frozen": "_frozen"}
 CONTEXT = ("quest", "compactor", "expected_attention", "kvzip")

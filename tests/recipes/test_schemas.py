@@ -25,7 +25,7 @@ def test_every_shipped_recipe_and_grid_is_valid_and_names_its_schema():
         assert said == [], name
         folder = "" if recipe_files()[name].parent == RECIPES else "../"
         assert text.splitlines()[1] == f"# yaml-language-server: $schema={folder}{kinds[-1]}.schema.json", name
-    assert (kinds.count("grid"), len(kinds) > 300) == (42, True)
+    assert (kinds.count("grid"), len(kinds) > 300) == (43, True)
 
 
 WRONG = {
@@ -91,7 +91,7 @@ def test_fit_lists_keys_with_types_and_defaults(capsys, monkeypatch):
 def test_a_grid_is_told_from_a_recipe(capsys):
     lines = printed(capsys, "recipes", "ls", "mini_scenes").splitlines()
     assert lines[1].startswith("  mini_scenes  grid · The mini-suite, images")
-    assert len([line for line in printed(capsys, "recipes", "ls").splitlines() if "  grid · " in line]) == 42
+    assert len([line for line in printed(capsys, "recipes", "ls").splitlines() if "  grid · " in line]) == 43
     for command in ("fit", "check"):
         said = refused(capsys, command, "--config", "recipes/eval/mini_scenes.yaml")
         assert "is a grid of arms and tasks" in said
