@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from subtoken_train.documents import parse_yaml
-from subtoken_train.errors import check_word, instead, refuse
+from subtoken_train.errors import check_word, in_a_recipe, instead, refuse
 from subtoken_train.registry import Registry
 from subtoken_train.typed import shown, text_numbers
 
@@ -128,6 +128,7 @@ def _part(key: str, value: Any) -> tuple[str, dict[str, Any]]:
     return value, settings or {}
 
 
+@in_a_recipe
 def build_parts(key: str, value: Any, **defaults: Mapping[str, Any]) -> list[Any]:
     """Build what ``trainer.<key>`` names; ``defaults``: name -> settings that stand where the recipe gives none."""
     from lightning.fabric.utilities.exceptions import MisconfigurationException

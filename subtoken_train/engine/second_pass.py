@@ -147,8 +147,7 @@ def second_pass(
                 hidden_BSD = run_chunks(family, cache, layer, *given, **further)
             show(plan, task, layer, queries.pop().detach(), states.keys.detach(), values, attention.scaling)
             states.keys, states.values = keys, values
-        moved = hidden_BSD[task.rows_BS].float().square().sum()
-        found = torch.autograd.grad(moved, written) if slopes else ()
+        found = torch.autograd.grad(hidden_BSD[task.rows_BS].float().square().sum(), written) if slopes else ()
     for layer_states, slope_BSD in zip(shown, found, strict=True):
         observe(*layer_states, slope_BSD.float().norm(dim=-1))
     return task
