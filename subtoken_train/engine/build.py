@@ -12,6 +12,7 @@ from peft import PeftModel
 
 from subtoken_train.calibrations import read_calibration
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.errors import at_place
 from subtoken_train.evictions.kvzip import KVzap, TokenScorers
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.family import Family, check_calibration
@@ -20,7 +21,7 @@ from subtoken_train.families.lora import LoraSettings, add_lora, add_output_lora
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank
-from subtoken_train.routing.routers import LinearRouter
+from subtoken_train.routing.routers import LinearRouter, MLPRouter, start_from
 
 
 @dataclass
@@ -60,11 +61,10 @@ def start_warm(compressed: CompressedBackbone) -> None:
         return
     calibration = read_calibration(bank.config.warm_start, KVzap.name, TokenScorers)
     check_calibration(calibration, family)
-    if calibration.numbers.hidden:
-        raise ValueError(f"warm_start {bank.config.warm_start} holds nets of two layers; a linear router has one")
     for selector, net in zip(bank.selectors, calibration.numbers.nets, strict=True):
-        assert isinstance(selector, LinearRouter)
-        selector.start_from(*net)
+        assert isinstance(selector, LinearRouter | MLPRouter)
+        with at_place(f"warm_start {bank.config.warm_start}: "):
+            start_from(selector, net)
 
 
 def assemble(

@@ -48,8 +48,8 @@ class RoutingConfig:
             has a share of all bytes, the same for all prompts, which is trained with the router.
         sinks: first routed tokens that ``bytes`` keeps whole, inside its bytes and as far as they reach.
         window: last routed tokens, likewise; of ``delayed`` the tokens that still read an entry whose gate is closed.
-        warm_start: file of ``subtoken-train calibrate kvzap``: a linear router of ``bytes`` starts as these nets and
-            keeps what KVzap keeps; read where training starts alone. None: drawn at random.
+        warm_start: file of ``subtoken-train calibrate kvzap``: a ``linear`` or ``mlp`` router of ``bytes`` starts as
+            these nets and keeps what KVzap keeps; read where training starts alone. None: drawn at random.
         value_gate: a learned router's kept groups are scaled by 2 * sigmoid(beta * logit), beta learned per layer.
         fill: value that a dropped group reads as: ``zero``; ``mean``, the mean of the sample's routed tokens in the
             layer, which a cache stores.
@@ -123,19 +123,19 @@ class RoutingConfig:
         check_share("byte_share", self.byte_share)
         groups, heads = self.num_groups, shape.num_kv_heads
         spans = self.layout != "contiguous" or groups % heads
-        other = self.warm_start is not None and self.selector != "linear"
+        other = self.warm_start is not None and self.selector not in ("linear", "mlp")
         near = ", ".join(str(each * heads) for each in (1, 2, 4, 8) if not shape.head_dim % each)
         own = f"lets every key-value head keep groups of its own, but {self.layout} groups, num_groups={groups}, span"
         asks = "query_conditioned" if self.query_conditioned or self.selector == "bilinear" else None
         asks = "feature 'attention'" if "attention" in self.features else asks
         budget = f"says by byte_share what stays, and kept_groups={self.kept_groups} is another budget"
-        nets = f"warm_start {self.warm_start!r} is of linear nets, and selector {self.selector!r} is not linear"
+        nets = f"warm_start {self.warm_start!r} starts routers of selector 'linear' or 'mlp', not {self.selector!r}"
         blind = f"byte_pool 'all' chooses before the question is read, which {asks} reads"
         refuse(
             (self.kept_groups != groups, f"budget 'bytes' {budget}: set kept_groups to num_groups, {groups}"),
             (spans, f"budget 'bytes' {own} the {heads} heads: use contiguous groups, as many as {near}"),
             (self.fill != "zero", f"fill {self.fill!r} is not stored under budget 'bytes': leave fill out"),
-            (other, f"{nets}: use 'linear', or leave warm_start out"),
+            (other, f"{nets}: use one of these, or leave warm_start out"),
             (self.byte_pool == "all" and asks, f"{blind}: use byte_pool 'layer', or a router without it"),
         )
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from subtoken_train.errors import refuse
 from subtoken_train.functional.hashing import uniform_hash
 from subtoken_train.functional.masks import contribution_norms, head_grams
 from subtoken_train.functional.quantized import dense_weight, is_readable
@@ -70,16 +71,6 @@ class LinearRouter(Selector):
         self.query = nn.Linear(hidden_size, config.num_groups, bias=False) if config.query_conditioned else None
         init_router(self)
 
-    @torch.no_grad()
-    def start_from(self, weight_hD: Tensor, bias_h: Tensor) -> None:
-        """Let every head's logits, of groups and key, start as one linear map (entries are whole), the query's at 0."""
-        heads = len(bias_h)
-        groups = (len(self.token.bias) - heads) // heads
-        for own, given in ((self.token.weight, weight_hD), (self.token.bias, bias_h)):
-            own.copy_(torch.cat([given.repeat_interleave(groups, 0), given]))
-        if self.query is not None:
-            self.query.weight.zero_()
-
     def forward(self, view: View) -> Tensor:
         logits_BNS = fp32_linear(self.token, view.hidden_BND)
         if self.query is None:
@@ -106,6 +97,24 @@ class MLPRouter(Selector):
         if self.query is not None:
             features = features + fp32_linear(self.query, view.query_summary_BD)[:, None]
         return fp32_linear(self.out, F.gelu(features))
+
+
+@torch.no_grad()
+def start_from(router: LinearRouter | MLPRouter, net: Sequence[Tensor]) -> None:
+    """Let every head's logits, of groups and key, start as one net (entries are whole), the query's part at 0.
+
+    ``net`` holds weight and bias of each layer, the last ones of the key-value heads. ``ValueError``: other widths.
+    """
+    *inner, last = [router.token, router.out] if isinstance(router, MLPRouter) else [router.token]
+    found, width = (sum(len(part) for part in parts) for parts in (net[1:-2:2], [layer.bias for layer in inner]))
+    refuse((found != width, f"these nets are of 'hidden={found}', and this router starts from 'hidden={width}'"))
+    groups = len(last.bias) // len(net[-1]) - 1
+    spread = [torch.cat([part.repeat_interleave(groups, 0), part]) for part in net[-2:]]
+    own = [part for layer in (*inner, last) for part in (layer.weight, layer.bias)]
+    for part, given in zip(own, (*net[:-2], *spread), strict=True):
+        part.copy_(given)
+    if router.query is not None:
+        router.query.weight.zero_()
 
 
 class BilinearRouter(LinearRouter):

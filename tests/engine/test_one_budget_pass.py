@@ -288,22 +288,24 @@ def test_a_batch_is_trained_as_each_sample_alone(pool):
 
 
 def warm(family, **changed):
-    file = settings_for("kvzap", family)["calibration"]
+    hidden = family.hidden_size // 4 if changed.get("selector") == "mlp" else 0
+    file = settings_for("kvzap", family, hidden=hidden)["calibration"]
     backbone = compress(family, settings(byte_pool="all", sinks=0, window=3, warm_start=file, **changed))
     start_warm(backbone)
     return backbone.eval(), file
 
 
+@pytest.mark.parametrize("selector", ["linear", "mlp"])
 @pytest.mark.parametrize("groups", [2, 8])
 @sampled("kind", ["llama", "phi3"], every=1)
-def test_a_warm_start_keeps_what_kvzap_keeps(kind, groups):
+def test_a_warm_start_keeps_what_kvzap_keeps(kind, groups, selector):
     """As many whole entries in the same pool, of a context that nobody has asked yet; and no part of one."""
     family, count, context = text_family(kind), 9, 24
     shape = family.shape
     dense = 4 * shape.head_dim
     index = 1  # byte of a head's entry, which KVzap's does not have
     share = count * (dense + index) / (context * dense)
-    backbone, file = warm(family, num_groups=groups, kept_groups=groups, byte_share=share)
+    backbone, file = warm(family, num_groups=groups, kept_groups=groups, byte_share=share, selector=selector)
     batch = text_batch([(context, 6, 0)])
     ours = opened(backbone, batch, protocol="context_first")[0].plan
     method = build_eviction("kvzap", calibration=file, last=3, lower_bound=0)
@@ -390,14 +392,17 @@ REFUSED = [
     (lambda _: settings(byte_pool="learned").check_tokens(text_family().shape, 4), "less than the 260 that sinks 1"),
     (of(fill="mean"), "fill 'mean' is not stored under budget 'bytes'"),
     (of(sinks=-1), "routing sinks"),
-    (of(warm_start="a.json", selector="mlp"), "warm_start 'a.json' is of linear nets, and selector 'mlp' is"),
+    (of(warm_start="a.json", selector="bilinear"), "'a.json' starts routers of selector 'linear' or 'mlp', not 'bil"),
     (of(budget="global"), "byte_share is a setting of budget 'bytes', and the budget is 'global'"),
     (of(CUTS, family=gqa_family), "'fastv' cuts rows between layers: use one of stage embeds or tower"),
     (lambda _: asked(Compression(prefill_chunk=8), byte_pool="all"), "byte_pool 'all' runs a context twice"),
     (lambda _: asked(Compression(build_eviction("snapkv"), 0.5)), "'snapkv' does not go with budget 'bytes'"),
     (lambda _: asked(Compression(key_channels=0.5)), "key_channels=0.5 does not go with budget 'bytes'"),
     (lambda _: warmed("phi3"), r"calibration of kvzap was made on .* this backbone is another one"),
-    (lambda _: warmed(hidden=5), "nets of two layers; a linear router has one"),
+    (
+        lambda _: warmed(hidden=5),
+        r"warm_start .*: these nets are of 'hidden=5', and this router starts from",
+    ),
     (lambda p: start_warm(of(warm_start=str(p / "none.json"))(p)), "is not a file; 'subtoken-train calibrate kvzap'"),
     (lambda p: start_warm(of(warm_start=short(p))(p)), "has nets for 2 layers of 2 heads, and the backbone 3 of 2"),
 ]
