@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from subtoken_train.artifact.config import AdapterConfig
+from subtoken_train.calibrations import Unmade
 from subtoken_train.documents import parse_yaml, real_path
 from subtoken_train.engine.build import Stage2Config, assemble
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
@@ -132,7 +133,7 @@ class DryRun:
 def dry_run(grid: Grid, planned: Planned) -> DryRun:
     """Check a grid without weights and without reading its tasks' files."""
     tasks, pool = named_tasks(grid), LayoutPool(planned)
-    without = [_without_files(spec) for spec in grid.arms]
+    without = [_marked(spec) for spec in grid.arms]
     arms, notes = resolve_arms([spec for spec, _ in without], tasks, grid.anchors, pool)
     wanted = []
     for name in pool.plans:
@@ -163,8 +164,8 @@ def dry_run(grid: Grid, planned: Planned) -> DryRun:
     return DryRun(planned_arms, planned_tasks, wanted, notes)
 
 
-def _without_files(spec: ArmSpec) -> tuple[ArmSpec, list[tuple[str, str]]]:
-    """Return an arm without the calibrations that are not there yet (a threshold keeps all), and what makes each."""
+def _marked(spec: ArmSpec) -> tuple[ArmSpec, list[tuple[str, str]]]:
+    """Return an arm with its missing calibrations marked as such (a threshold keeps all), and what makes each."""
     whose = shell_words(*(("--adapter", spec.adapter) if spec.backbone is None else ("--backbone", spec.backbone)))
     options, keep = dict(spec.eviction_options), spec.eviction_keep
     wanted: list[tuple[str, str, str]] = []
@@ -172,7 +173,7 @@ def _without_files(spec: ArmSpec) -> tuple[ArmSpec, list[tuple[str, str]]]:
         method, _, name = option.rpartition(".")
         if name == CALIBRATION and isinstance(value, str) and not Path(value).is_file():
             wanted.append((method or str(spec.eviction), value, whose))
-            del options[option]
+            options[option] = Unmade(value)
     threshold = threshold_file(keep)
     if threshold is not None and not Path(threshold).is_file():
         wanted.append(("threshold", threshold, f"{whose} --option eviction={spec.eviction}"))
