@@ -25,7 +25,7 @@ from subtoken_train.evaluation.tasks.task import Task
 from subtoken_train.evictions.thresholds import threshold_file
 from subtoken_train.families.backbone_config import BackboneConfig, is_hub_id
 from subtoken_train.families.family import Family
-from subtoken_train.families.load import check_weights, family_class, layout_family, published_config
+from subtoken_train.families.load import check_weights, family_class, layout_family
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.inference.arm_spec import ArmSpec, run_name
 from subtoken_train.inference.pool import ModelPool, with_selection
@@ -67,10 +67,6 @@ class LayoutPool(ModelPool):
         if not is_hub_id(source.path):
             check_weights(family_class(source), source)
         return layout_family(source)  # the compressed backbone around it says whether the reducer fits
-
-    def find(self, name: str | Path, revision: str | None = None) -> Path | None:
-        """Find as the pool of models does; published backbones are known without a request."""
-        return None if published_config(str(name)) is not None else super().find(name, revision)
 
     def folder(self, adapter: str) -> Path:
         """Return what the pool of models does; for a planned adapter, its own path."""

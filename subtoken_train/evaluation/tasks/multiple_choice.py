@@ -296,7 +296,7 @@ MMMUAccuracy = mean_of("accuracy", mmmu_right)
 class MMMU(ImageQuestions):
     """The validation set; the test set has no public answers."""
 
-    images: ClassVar = tuple(f"image_{number}" for number in range(1, 8))
+    pictures: ClassVar = tuple(f"image_{number}" for number in range(1, 8))
 
     def sample(self, row: FileRow, number: int) -> Sample:
         name, options = row.text("id"), _python_list(row, "options")
@@ -309,7 +309,7 @@ class MMMU(ImageQuestions):
             raise ValueError(f"{row.place}: the answer is {answers[0]!r}, which is none of the {len(options)} options")
         asked = f"{row.text('question')}\n{lettered(options)}" if choice else row.text("question")
         images = sorted({f"image_{found}" for found in re.findall(r"<image (\d+)>", asked)})
-        if unknown := [image for image in images if image not in self.images]:
+        if unknown := [image for image in images if image not in self.pictures]:
             raise ValueError(f"{row.place}: the question names {unknown[0]}; a row has image_1 to image_7")
         return Sample(
             name,
@@ -319,9 +319,6 @@ class MMMU(ImageQuestions):
             max_new_tokens=self.tokens,
             kind=subject[1],
         )
-
-    def parquet_rows(self) -> list[FileRow]:
-        return read_split(self, self.answered, self.columns, self.images)
 
 
 def _python_list(row: FileRow, column: str) -> list[str]:
