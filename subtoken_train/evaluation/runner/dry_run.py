@@ -209,10 +209,7 @@ def check_lines(grid: Grid, checked: DryRun) -> list[str]:
     for arm in checked.arms:
         by_backbone.setdefault(arm.arm.facts.backbone, []).append(arm)
         lines.append(f"  {_arm_words(arm)}")
-    lines += [
-        "",
-        "memory (of the weights, and of the cache of one batch of the longest prompts, whole and compressed)",
-    ]
+    lines += ["", "memory (of the weights, and of the cache of one batch of the longest prompts, whole and compressed)"]
     for backbone, arms in by_backbone.items():
         first, kept = arms[0], [grid.batch_size * arm.kept for arm in arms]
         sizes = (max(arm.laid_out.weights for arm in arms), grid.batch_size * first.dense, min(kept), max(kept))

@@ -50,7 +50,7 @@ class VideoTask(Task):
 
     def sample(self, row: Mapping[str, Any], images: tuple[Path, ...]) -> Sample:
         """Return a row's sample; its reference is the row."""
-        prompt = self.form.format(**row, images="<image>\n" * len(images), count=len(images))
+        prompt = self.form.format_map({**row, "images": "<image>\n" * len(images), "count": len(images)})
         kind = "question" if self.kinds is None else str(row[self.kinds])
         return Sample(str(row["index"]), prompt, dict(row), images, max_new_tokens=self.tokens, kind=kind)
 
