@@ -85,11 +85,9 @@ class MMBenchScores(MeanScores):
 
     @staticmethod
     def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        options, scores = (
-            reference["options"],
-            ("accuracy", "unrotated_accuracy")[: 1 + (reference["index"] < ROTATION)],
-        )
+        options, rotated = reference["options"], reference["index"] >= ROTATION
         right = {name: float(read(prediction, options) == reference["answer"]) for name, read in READINGS.items()}
+        scores = ("accuracy",) if rotated else ("accuracy", "unrotated_accuracy")
         return {f"{name}{score}": own for score in scores for name, own in right.items()}
 
     def compute(self) -> dict[str, float]:
