@@ -21,6 +21,10 @@ MAX_CALIBRATION = 2**24
 parameters fits."""
 
 
+class Unmade(str):
+    """Path of a calibration that is not made yet: settings are checked as if its numbers were there and fitted."""
+
+
 class CalibratedNumbers(ABC):
     """Numbers that a method calibrates: a frozen dataclass of plain values and lists, checked in ``__post_init__``."""
 

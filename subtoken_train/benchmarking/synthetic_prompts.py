@@ -20,7 +20,7 @@ from subtoken_train.datasets.text_batches import QUERY_TOKENS
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.backbone_config import BackboneConfig, resolve
 from subtoken_train.families.family import Family
-from subtoken_train.families.load import layout_family, published_config, with_processor
+from subtoken_train.families.load import layout_family, with_processor
 from subtoken_train.families.positions import position_bound
 from subtoken_train.families.qwen_inputs import QwenInputs
 from subtoken_train.inference.pool import ModelPool
@@ -206,7 +206,3 @@ class DrawnPool(ModelPool):
 
     def _placed(self, backbone: CompressedBackbone) -> CompressedBackbone:
         return (backbone if self._where.type == "meta" else backbone.to(self._where)).eval()
-
-    def find(self, name: str | Path, revision: str | None = None) -> Path | None:
-        """Find as the pool of models does; published backbones are known without a request."""
-        return None if published_config(str(name)) is not None else super().find(name, revision)

@@ -215,33 +215,26 @@ def _named(args: argparse.Namespace, shrink: Shrink, spec: ArmSpec) -> Benchmark
     from subtoken_train.artifact.config import read_config
     from subtoken_train.artifact.hub import adapter_folder
     from subtoken_train.benchmarking.synthetic_prompts import DrawnPool, Shrink
+    from subtoken_train.evaluation.runner.arms import load_arm
     from subtoken_train.families.backbone_config import BackboneConfig
     from subtoken_train.inference.pool import adapter_backbone
-    from subtoken_train.reducers import build_reducer
 
     if spec.overrides:
         words = "is an adapter with its own reducer and routers; leave --reducer, --keep-ratio and --selector out"
         raise ValueError(f"{args.adapter} {words}")
     drawn = shrink if args.random and args.model else Shrink()
-    layout, how = DrawnPool(drawn, "meta"), dict[str, Any](loading=spec.loading)
     if args.adapter:
-        path: str | Path = adapter_folder(args.adapter)
-        config = read_config(Path(path))
-        source = adapter_backbone(Path(path), config, args.backbone)
+        config = read_config(folder := adapter_folder(args.adapter))
+        source = adapter_backbone(folder, config, args.backbone)
         words = f"adapter {config.training.get('name', args.adapter)} on {args.backbone or config.backbone.path}"
-        how |= {"backbone": args.backbone}
     else:
-        if layout.find(args.model) is not None:
-            raise ValueError(f"--model {args.model} is an adapter; write --adapter {args.model}")
-        path, source, words = args.model, BackboneConfig(path=args.model), f"backbone {args.model}"
-        ratio = 1.0 if spec.keep_ratio is None else spec.keep_ratio
-        how |= {"reducer": build_reducer(spec.reducer or "none", ratio), "routing": spec.routing}
+        source, words = BackboneConfig(path=args.model), f"backbone {args.model}"
 
     def load(device: torch.device) -> CompressedBackbone:
-        return DrawnPool(drawn, device).get(path, **how) if args.random else spec.load(str(device)).backbone
+        return load_arm(spec, DrawnPool(drawn, device)) if args.random else spec.load(str(device)).backbone
 
-    backbone = replace(source, **spec.loading)
-    return BenchmarkSource(words, backbone, layout.get(path, **how), spec.compression(), load)
+    layout = load_arm(spec, DrawnPool(drawn, "meta"))
+    return BenchmarkSource(words, replace(source, **spec.loading), layout, spec.compression(), load)
 
 
 def _recipe(args: argparse.Namespace, shrink: Shrink) -> BenchmarkSource:

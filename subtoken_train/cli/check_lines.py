@@ -32,13 +32,7 @@ from subtoken_train.families.family import Family
 from subtoken_train.families.load import machine_memory
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.training.loss import CrossEntropy
-from subtoken_train.training.preflight import (
-    NominalPrompt,
-    at_hand,
-    check_devices,
-    count_devices,
-    seconds_per_batch,
-)
+from subtoken_train.training.preflight import NominalPrompt, at_hand, check_devices, count_devices, seconds_per_batch
 from subtoken_train.training.run_folder import RunFolder
 from subtoken_train.training.strategies import ZeroStrategy, check_kind, check_parts
 from subtoken_train.types import Region

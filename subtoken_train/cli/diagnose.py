@@ -84,9 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _routers(backbone: CompressedBackbone, prompts: Iterator[Batch], folder: Path) -> tuple[pd.DataFrame, str]:
-    import pandas as pd
-
-    from subtoken_train.evaluation.diagnostics import diagnose, draw_figures, layer_rows, write_tables
+    from subtoken_train.evaluation.diagnostics import diagnose, draw_figures, layer_table, write_tables
 
     diagnosis = diagnose(backbone, prompts)
     assert backbone.bank is not None
@@ -95,7 +93,7 @@ def _routers(backbone: CompressedBackbone, prompts: Iterator[Batch], folder: Pat
         write_tables(diagnosis, routing, partial)
         draw_figures(diagnosis, routing, partial)
     note = f"Figure 1 shows these routers under a global budget; the adapter's own is {routing.budget}.\n"
-    return pd.DataFrame(layer_rows(diagnosis, routing)), "" if routing.budget == "global" else note
+    return layer_table(diagnosis, routing), "" if routing.budget == "global" else note
 
 
 def _eviction(

@@ -142,26 +142,17 @@ def over_layers(layers: Iterable[Tensor]) -> Tensor:
     return pad_sequence([ranks_BR.sum(0) for ranks_BR in layers], True).sum(0).cpu()
 
 
-class LayerRow(NamedTuple):
-    """One routed layer's row of ``layers.csv``."""
+def layer_table(diagnosis: Diagnosis, config: RoutingConfig) -> pd.DataFrame:
+    """Return a row for every routed layer.
 
-    layer: int
-    kept_groups: float  # of a routed token, mean
-    value_fraction: float  # the same over S
-    entropy: float  # of the groups' usage, over log S; 1 where all are used alike
-    largest_share: float  # of the kept pairs, that of the most used group
-
-
-def layer_rows(diagnosis: Diagnosis, config: RoutingConfig) -> list[LayerRow]:
-    """Return a row for every routed layer."""
-    groups_K = torch.arange(config.num_groups + 1)
-    rows = []
-    for i, layer in enumerate(diagnosis.layers):
-        kept_K, usage_S = diagnosis.kept_LK[i], diagnosis.counts_LS[i] / diagnosis.counts_LS[i].sum()
-        tokens, pairs = int(kept_K.sum()), int((kept_K * groups_K).sum())
-        spread = usage.usage_entropy(usage_S), float(usage_S.max())
-        rows.append(LayerRow(layer, pairs / tokens, pairs / (config.num_groups * tokens), *spread))
-    return rows
+    ``kept_groups`` of a routed token, mean, and ``value_fraction``, the same over S; ``entropy`` of the groups' usage,
+    over log S: 1 where all are used alike; ``largest_share`` of the kept pairs, that of the most used group.
+    """
+    kept_L = (diagnosis.kept_LK * torch.arange(config.num_groups + 1)).sum(-1) / diagnosis.kept_LK.sum(-1).double()
+    usage_LS = diagnosis.counts_LS / diagnosis.counts_LS.sum(-1, keepdim=True)
+    columns = {"layer": diagnosis.layers, "kept_groups": kept_L, "value_fraction": kept_L / config.num_groups}
+    spread = {"entropy": [*map(usage.usage_entropy, usage_LS)], "largest_share": usage_LS.amax(-1)}
+    return pd.DataFrame(columns | spread)
 
 
 def write_tables(diagnosis: Diagnosis, config: RoutingConfig, folder: Path) -> None:
@@ -183,8 +174,12 @@ def write_tables(diagnosis: Diagnosis, config: RoutingConfig, folder: Path) -> N
         "figure1a": pd.DataFrame(histogram, columns=["layer", "kept_groups", "tokens", "share"]),
         "figure1b": pd.DataFrame(ranks, columns=["rank", "tokens", "relevance", "kept_groups"]),
         "groups": pd.DataFrame(shares, columns=["layer", "group", "share"]),
-        "layers": pd.DataFrame(layer_rows(diagnosis, config)),
+        "layers": layer_table(diagnosis, config),
     }
+    _write(tables, folder)
+
+
+def _write(tables: dict[str, pd.DataFrame], folder: Path) -> None:
     for name, frame in tables.items():
         frame.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g", lineterminator="\r\n")
 
@@ -198,8 +193,8 @@ def draw_figures(diagnosis: Diagnosis, config: RoutingConfig, folder: Path) -> N
     allotted = {"mean K_j": kept, "budget": [float(config.kept_groups)] * len(kept)}
     draw_lines(right, allotted, "(b) allocation by relevance", "tokens, most relevant first", "kept groups K_j")
     image_of(figure).save(folder / "figure1.png")
-    first, rows = diagnosis.layers[0], layer_rows(diagnosis, config)
-    lines = {"entropy of usage": [row.entropy for row in rows], "largest share": [row.largest_share for row in rows]}
+    first, rows = diagnosis.layers[0], layer_table(diagnosis, config)
+    lines = {"entropy of usage": rows.entropy.tolist(), "largest share": rows.largest_share.tolist()}
     figure, (left, right) = axes_in_a_row(2)
     draw_cells(left, _usage(diagnosis), "share of kept groups", "group", "layer", first)
     draw_lines(right, lines, "per layer", "layer", "share", first)
@@ -401,8 +396,7 @@ def eviction_layers(rows: list[PromptLayer]) -> pd.DataFrame:
 def write_eviction_tables(rows: list[PromptLayer], folder: Path) -> None:
     """Write the CSV files into an existing folder."""
     prompts = pd.DataFrame(rows)[["record", "layer", "entries", "kept"]]
-    for name, frame in (("eviction_layers", eviction_layers(rows)), ("eviction_prompts", prompts)):
-        frame.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g", lineterminator="\r\n")
+    _write({"eviction_layers": eviction_layers(rows), "eviction_prompts": prompts}, folder)
 
 
 def draw_eviction(rows: list[PromptLayer], label: str, folder: Path) -> None:

@@ -73,7 +73,7 @@ class Eviction(Method, ABC):
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
         """Raise a worded ``ValueError`` where the settings do not fit a backbone's cache; most fit any."""
         if self.needs_file:
-            self.read_numbers()
+            self.check_named()
 
     @abstractmethod
     def score(self, view: View) -> Scores:

@@ -98,7 +98,7 @@ class LearnedBudgets(Wrapper):
         check_sets_of_heads("lkv", self.base)
 
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        self.read_numbers()
+        self.check_named()
         super().check_shape(num_layers, num_kv_heads, head_dim)
 
     def score(self, view: View) -> Scores:

@@ -56,6 +56,12 @@ def is_gguf(path: str) -> bool:
     return path.lower().endswith(".gguf")
 
 
+def absent(path: str, why: str, advice: str) -> ValueError:
+    """Return the error for a backbone that is nowhere: what it is not, what to check, and a command that gets one."""
+    another = "or take another: 'subtoken-train data smollm2' fetches a small one"
+    return ValueError(f"backbone {path!r} {why}; {advice}, {another}")
+
+
 def resolve(path: str) -> str:
     """Return the path of a local or shipped folder or GGUF file if there is one, else the name unchanged."""
     shipped = [resource_root() / path] if Path(path).parts[:1] == ("checkpoints",) else []

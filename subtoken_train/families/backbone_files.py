@@ -11,7 +11,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,12 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from transformers import modeling_gguf_pytorch_utils as converter
 from transformers.integrations.gguf import GGUF_CONFIG_ARCHS, read_gguf_metadata
-from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
 from subtoken_train.documents import check_file_name, check_regular, read_json, real_path
 from subtoken_train.errors import MAX_TOKENS, check_package, check_range
+from subtoken_train.families.backbone_config import absent
 from subtoken_train.forks import undoing
 from subtoken_train.typed import checked, shown
 
@@ -195,7 +196,7 @@ _NO_ARCHITECTURES = ("general", "tokenizer")
 def check_gguf(path: Path) -> None:
     """Raise ``ValueError`` unless a file is whole and of a language model that transformers reads, by its header."""
     if not path.exists():
-        raise ValueError(f"backbone {path} does not exist; check its spelling, and the folder that you are in")
+        raise absent(str(path), "does not exist", "check its spelling, and the folder that you are in")
     size = check_regular(path)
     check_package("gguf", "gguf", f"reading {path}")
     try:
@@ -203,7 +204,7 @@ def check_gguf(path: Path) -> None:
     except Exception as error:  # whatever a damaged header makes the reader do
         raise _damaged(path, size) from error
     architecture, parts = metadata["general.architecture"], metadata.get("split.count", 1)
-    known = {*GGUF_SUPPORTED_ARCHITECTURES, *GGUF_CONFIG_ARCHS}.difference(_NO_ARCHITECTURES)
+    known = {*converter.GGUF_SUPPORTED_ARCHITECTURES, *GGUF_CONFIG_ARCHS}.difference(_NO_ARCHITECTURES)
     plain = {re.sub("[-_]", "", name) for name in known}  # gpt-oss is gpt_oss elsewhere
     if not isinstance(architecture, str) or re.sub("[-_]", "", architecture) not in plain:
         raise ValueError(f"{path}: transformers does not read architecture {architecture!r:.60} from GGUF; {_INSTEAD}")
@@ -228,13 +229,15 @@ def opened_gguf(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield a folder of this file alone, and the argument by which ``from_pretrained`` reads it, parsed once."""
     import gguf
 
+    def put(reader: Any, bar: Any) -> None:  # transformers looks both up at each reading
+        vars(gguf)["GGUFReader"], vars(converter)["tqdm"] = reader, bar
+
     with tempfile.TemporaryDirectory() as folder:
         own = Path(folder) / _NAME
         own.symlink_to(real_path(path))
-        whole, reader = gguf.GGUFReader, _reader(*_version(path))
-        named = "GGUFReader"  # transformers looks it up in the package at each reading
-        setattr(gguf, named, lambda name: reader if Path(name) == own else whole(name))
-        with undoing(lambda: setattr(gguf, named, whole)):
+        whole, bar, reader = gguf.GGUFReader, converter.tqdm, _reader(*_version(path))
+        put(lambda name: reader if Path(name) == own else whole(name), partial(bar, disable=None))  # on terminals alone
+        with undoing(lambda: put(whole, bar)):
             yield folder, {"gguf_file": _NAME}
 
 

@@ -22,6 +22,7 @@ from subtoken_train.families.load import (
     is_spread,
     layout_family,
     load_family,
+    published_config,
     spread_memory,
     stored_dtype,
 )
@@ -57,8 +58,8 @@ class ModelPool:
         self._current: CompressedBackbone | None = None
 
     def find(self, name: str | Path, revision: str | None = None) -> Path | None:
-        """Return the folder of what may be an adapter, see ``find_adapter``."""
-        return find_adapter(name, revision)
+        """Return the folder of what may be an adapter, see ``find_adapter``; no published backbone is one."""
+        return None if published_config(str(name)) is not None else find_adapter(name, revision)
 
     def folder(self, adapter: str) -> Path:
         """Return the folder of an adapter, see ``adapter_folder``."""

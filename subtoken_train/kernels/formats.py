@@ -1,8 +1,8 @@
 """Formats of stored keys and values: one object says how vectors are stored, read, counted and named.
 
-A new format is a member of ``FORMATS`` below, of a class here or a new one, and its name in ``KVDtype`` of
-``settings.py``. What it does not override it has: no fast kernel, all of torch's. ``docs/formats.md`` has a row, and
-``tests/kernels/test_formats.py`` names its reference in ``tests/support/plain_parts.py``: new for a new way to round.
+A new format is an object in ``FORMATS`` below and its name in ``KVDtype`` of ``settings.py``: packing, bytes, saved
+caches, flags, pages and tests take it from there. ``docs/formats.md`` has a row. Only a new class needs more: what it
+does not override it has (no fast kernel, all of torch's), and ``tests/kernels/test_formats.py`` names its reference.
 
 Shapes of payloads: [R, c, M, d] with R rows of a block, c heads of a row, M entries, d channels. The pieces of values
 that are stored in part are [n, w], n pieces of w channels, whose scales are those of their entries.
@@ -116,7 +116,7 @@ class Format:
 
 @dataclass(frozen=True)
 class Symmetric(Format):
-    """Symmetric integers of a byte, or two a byte with the low half first; one fp16 scale per vector."""
+    """Symmetric integers of any bits, packed from the lowest bit up; one fp16 scale per vector."""
 
     rounds = True
 

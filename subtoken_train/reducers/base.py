@@ -190,10 +190,7 @@ class Reducer(Method):
         own, places = f"reducer {self.name!r}", ("tower", "embeds", "decoder")
         context = f"{own} evicts the context of a language model; {backbone} takes fastv or visionzip"
         visual = f"{own} reduces visual tokens and {backbone} has none; use quest or none"
-        refuse(
-            (self.stage == "context" and sees_images, context),
-            (self.stage in places and not sees_images, visual),
-        )
+        refuse((self.stage == "context" and sees_images, context), (self.stage in places and not sees_images, visual))
         deep = self.scout_layers > num_layers or self.cut_layer(num_layers) >= num_layers
         refuse((deep, f"{own} with {self._own()} does not fit a model of {num_layers} layers"))
 

@@ -9,7 +9,7 @@ from functools import cache, cached_property, partial
 from inspect import get_annotations
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
-from subtoken_train.calibrations import CalibratedNumbers, Calibration, read_calibration
+from subtoken_train.calibrations import CalibratedNumbers, Calibration, Unmade, read_calibration
 from subtoken_train.errors import MAX_TOKENS, check_range, unknown_name
 
 
@@ -47,8 +47,13 @@ class Method:
     def calibrated(self) -> Calibration[Any] | None:
         """The calibration that its setting ``calibration`` names; None where it reads none."""
         file = getattr(self, "calibration", None)
-        kind = None if file is None else self.calibrates
+        kind = None if file is None or isinstance(file, Unmade) else self.calibrates
         return None if kind is None else read_calibration(file, _name_of(self), kind)
+
+    def check_named(self) -> None:
+        """Raise the ``ValueError`` of ``read_numbers`` unless a calibration is named, made or not."""
+        if not isinstance(getattr(self, "calibration", None), Unmade):
+            self.read_numbers()
 
     def read_numbers(self) -> Any:
         """Return what the calibration holds; a ``ValueError`` says how to make one where none is named."""

@@ -8,13 +8,7 @@ import torch
 
 from subtoken_train.benchmarking.rounds import hold, measure, ratios
 from subtoken_train.benchmarking.sides import PackedSide, Side, dense_sides, held_parts
-from subtoken_train.benchmarking.synthetic_prompts import (
-    PromptParts,
-    Shrink,
-    draw_prompts,
-    prompt_parts,
-    random_family,
-)
+from subtoken_train.benchmarking.synthetic_prompts import PromptParts, Shrink, draw_prompts, prompt_parts, random_family
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.backbone_config import BackboneConfig

@@ -12,11 +12,7 @@ RECIPE = {
     "model": {
         "backbone": {"path": "checkpoints/tiny-llama", "dtype": "bfloat16"},
         "reducer": {"name": "quest", "keep_ratio": 0.25, "matches": None, "page_size": 8},
-        "routing": {
-            "num_groups": 16,
-            "kept_groups": 12,
-            "byte_share": 1.0,
-        },
+        "routing": {"num_groups": 16, "kept_groups": 12, "byte_share": 1.0},
     },
     "data": {"train": {"name": "mine/train.jsonl"}},
 }

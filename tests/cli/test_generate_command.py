@@ -95,6 +95,7 @@ def test_mistakes_that_the_model_finds(capsys, dummy_evictions, vlm_adapter, tex
     evicted, show = ["--eviction", "first_visual", "--eviction-keep"], ["--show", tmp_path / "a.png"]
     for argv, words in (
         (["--backbone", tmp_path, *hi], "neither a folder with a config.json"),
+        (["--backbone", "nowhere", *hi], "or take another: 'subtoken-train data smollm2' fetches a small one"),
         ([*sees, "--image", corrupt, *hi], f"image {corrupt} cannot be read"),
         ([*sees, *image, "--prompt", " "], "the prompt is empty"),
         ([*sees, *image, *hi, "--context-length", 3], "context_length is for language models"),

@@ -2,6 +2,7 @@
 
 from functools import partial
 from itertools import product
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -146,7 +147,9 @@ def test_heads_have_the_shares_that_they_learnt():
     batch, noted = text_batch([(40, 6, 0), (31, 4, 0)]), []
     for selector in backbone.bank.selectors:
         selector.register_forward_hook(lambda _, __, logits: noted.append(logits))
-    state = backbone.run(batch).state
+    with patch.object(HeadShares, "of_all", autospec=True, side_effect=HeadShares.of_all) as divided:
+        state = backbone.run(batch).state
+    assert divided.call_count == 1  # once for all layers
     for sample, counts in enumerate(([[4, 8], [11, 15], [40, 2]], [[3, 6], [9, 11], [31, 2]])):
         context_N = batch.regions_BN[sample] == Region.CONTEXT
         for layer, head in product(range(3), range(2)):

@@ -197,7 +197,7 @@ WRONG_SETTINGS = {
     "eviction": (TINY, {"eviction": 3}, "eviction is of type int"),
     "built": (TINY, BUILT, "snapkv is built, with settings"),
     "backbone": (TINY, {"backbone": "x"}, r"is not an adapter folder .*; backbone='x' needs one"),
-    "folder": ("tests", {}, r"is neither a folder with a config\.json nor"),
+    "folder": ("tests", {}, r"is neither a folder with a config\.json nor .*'subtoken-train data"),
 }
 
 

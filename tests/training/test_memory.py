@@ -153,13 +153,7 @@ def test_layer_bands_cover_every_layer_once():
 
 @pytest.mark.parametrize(
     ("devices", "accelerator", "nodes", "count"),
-    [
-        (2, "gpu", 1, 2),
-        ("4", "gpu", 2, 8),
-        ("0,3", "gpu", 1, 2),
-        ([1, 2, 3], "gpu", 1, 3),
-        ("auto", "cpu", 2, 2),
-    ],
+    [(2, "gpu", 1, 2), ("4", "gpu", 2, 8), ("0,3", "gpu", 1, 2), ([1, 2, 3], "gpu", 1, 3), ("auto", "cpu", 2, 2)],
 )
 def test_count_devices(devices, accelerator, nodes, count):
     assert count_devices(devices, accelerator, nodes) == count

@@ -66,7 +66,7 @@ def load_arm(spec: ArmSpec, pool: ModelPool) -> CompressedBackbone:
     """Return a spec's model; another arm's on the same weights ends with it."""
     adapter = spec.adapter
     if adapter is None and pool.find(str(spec.backbone)) is not None:
-        raise ValueError(f"backbone {spec.backbone} is an adapter; write adapter: {spec.backbone}")
+        raise ValueError(f"backbone {spec.backbone} is an adapter; write {spec.spelled('adapter', spec.backbone)}")
     return pool.get(
         str(spec.backbone) if adapter is None else pool.folder(adapter),  # no adapter would be taken for a backbone
         backbone=None if adapter is None else spec.backbone,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from subtoken_train.artifact.config import AdapterConfig
+from subtoken_train.calibrations import Unmade
 from subtoken_train.documents import parse_yaml, real_path
 from subtoken_train.engine.build import Stage2Config, assemble
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
@@ -24,7 +25,7 @@ from subtoken_train.evaluation.tasks.task import Task
 from subtoken_train.evictions.thresholds import threshold_file
 from subtoken_train.families.backbone_config import BackboneConfig, is_hub_id
 from subtoken_train.families.family import Family
-from subtoken_train.families.load import check_weights, family_class, layout_family, published_config
+from subtoken_train.families.load import check_weights, family_class, layout_family
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.inference.arm_spec import ArmSpec, run_name
 from subtoken_train.inference.pool import ModelPool, with_selection
@@ -66,10 +67,6 @@ class LayoutPool(ModelPool):
         if not is_hub_id(source.path):
             check_weights(family_class(source), source)
         return layout_family(source)  # the compressed backbone around it says whether the reducer fits
-
-    def find(self, name: str | Path, revision: str | None = None) -> Path | None:
-        """Find as the pool of models does; published backbones are known without a request."""
-        return None if published_config(str(name)) is not None else super().find(name, revision)
 
     def folder(self, adapter: str) -> Path:
         """Return what the pool of models does; for a planned adapter, its own path."""
@@ -132,7 +129,7 @@ class DryRun:
 def dry_run(grid: Grid, planned: Planned) -> DryRun:
     """Check a grid without weights and without reading its tasks' files."""
     tasks, pool = named_tasks(grid), LayoutPool(planned)
-    without = [_without_files(spec) for spec in grid.arms]
+    without = [_marked(spec) for spec in grid.arms]
     arms, notes = resolve_arms([spec for spec, _ in without], tasks, grid.anchors, pool)
     wanted = []
     for name in pool.plans:
@@ -163,8 +160,8 @@ def dry_run(grid: Grid, planned: Planned) -> DryRun:
     return DryRun(planned_arms, planned_tasks, wanted, notes)
 
 
-def _without_files(spec: ArmSpec) -> tuple[ArmSpec, list[tuple[str, str]]]:
-    """Return an arm without the calibrations that are not there yet (a threshold keeps all), and what makes each."""
+def _marked(spec: ArmSpec) -> tuple[ArmSpec, list[tuple[str, str]]]:
+    """Return an arm with its missing calibrations marked as such (a threshold keeps all), and what makes each."""
     whose = shell_words(*(("--adapter", spec.adapter) if spec.backbone is None else ("--backbone", spec.backbone)))
     options, keep = dict(spec.eviction_options), spec.eviction_keep
     wanted: list[tuple[str, str, str]] = []
@@ -172,7 +169,7 @@ def _without_files(spec: ArmSpec) -> tuple[ArmSpec, list[tuple[str, str]]]:
         method, _, name = option.rpartition(".")
         if name == CALIBRATION and isinstance(value, str) and not Path(value).is_file():
             wanted.append((method or str(spec.eviction), value, whose))
-            del options[option]
+            options[option] = Unmade(value)
     threshold = threshold_file(keep)
     if threshold is not None and not Path(threshold).is_file():
         wanted.append(("threshold", threshold, f"{whose} --option eviction={spec.eviction}"))
@@ -212,10 +209,7 @@ def check_lines(grid: Grid, checked: DryRun) -> list[str]:
     for arm in checked.arms:
         by_backbone.setdefault(arm.arm.facts.backbone, []).append(arm)
         lines.append(f"  {_arm_words(arm)}")
-    lines += [
-        "",
-        "memory (of the weights, and of the cache of one batch of the longest prompts, whole and compressed)",
-    ]
+    lines += ["", "memory (of the weights, and of the cache of one batch of the longest prompts, whole and compressed)"]
     for backbone, arms in by_backbone.items():
         first, kept = arms[0], [grid.batch_size * arm.kept for arm in arms]
         sizes = (max(arm.laid_out.weights for arm in arms), grid.batch_size * first.dense, min(kept), max(kept))

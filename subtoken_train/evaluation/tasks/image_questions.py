@@ -34,6 +34,7 @@ class ImageQuestions(Task):
 
     modality = "image"
     config: ClassVar[str | None] = None  # the set's configuration; None: its default one
+    pictures: ClassVar[tuple[str, ...]] = ("image",)  # its columns of images; a question is asked about the first one
     named: ClassVar[str | None] = None  # column of ids; None: a sample's id is its place in the files, from 0
     kinds: ClassVar[str | None] = None
     """Column of what scores are also shown by, or of a list of it; None, or an empty cell: ``question``."""
@@ -51,7 +52,7 @@ class ImageQuestions(Task):
 
     def parquet_rows(self) -> list[FileRow]:
         """Return the rows of the Parquet set."""
-        return read_split(self, self.answered, self.columns, ["image"], self.config)
+        return read_split(self, self.answered, self.columns, self.pictures, self.config)
 
     def sample(self, row: FileRow, number: int) -> Sample:
         """Return the sample of one row, whose number in the whole split counts from 0."""
@@ -61,7 +62,7 @@ class ImageQuestions(Task):
 
     def ask(self, row: FileRow, name: object, text: str, reference: Mapping[str, Any], **others: Any) -> Sample:
         """Make a sample: the row's image, then ``text``; ``name`` is its id, and ``others`` are more of its fields."""
-        return Sample(str(name), f"<image>\n{text}", reference, row.image(), **others)
+        return Sample(str(name), f"<image>\n{text}", reference, row.image(self.pictures[0]), **others)
 
     def question(self, row: FileRow) -> str:
         """Return what is asked, options and all."""

@@ -25,7 +25,7 @@ from difflib import SequenceMatcher
 from functools import cache
 from importlib.resources import files as files_of_package
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from subtoken_train.errors import check_package, unknown_name
 from subtoken_train.evaluation.metrics.metric import MeanOfTasks, MeanScores
@@ -34,9 +34,23 @@ from subtoken_train.evaluation.tasks.files import FileRow, find_file, task_folde
 from subtoken_train.evaluation.tasks.ruler import LongContext
 from subtoken_train.evaluation.tasks.task import Sample
 
-CHINESE_WORDS = ("multifieldqa_zh", "dureader", "vcsum")  # sets whose scores need ``jieba``
-FIRST_LINE = ("trec", "triviaqa", "samsum", "lsht")
-"""Sets of examples, after which a model goes on with examples of its own: the first line is the answer."""
+
+class LongBenchSet(NamedTuple):
+    """A set as the original's ``config`` has it; rules that end in ``_zh`` need ``jieba``.
+
+    ``first_line``: it has examples, after which a model goes on with examples of its own: the first line is the answer.
+    """
+
+    prompt: str
+    rule: str
+    tokens: int
+    rows: int
+    chat: bool = True
+    first_line: bool = False
+
+
+_READ = json.loads(files_of_package(__package__).joinpath("longbench_sets.json").read_text("utf-8"))
+SETS = {name: LongBenchSet(**row) for name, row in _READ.items()}
 _CHINESE_MARKS = (  # full-width and Chinese punctuation
     "\uff01\uff1f\uff61\u3002\uff02\uff03\uff04\uff05\uff06\uff07\uff08\uff09\uff0a\uff0b\uff0c\uff0d"
     "\uff0f\uff1a\uff1b\uff1c\uff1d\uff1e\uff20\uff3b\uff3c\uff3d\uff3e\uff3f\uff40\uff5b\uff5c\uff5d"
@@ -54,7 +68,7 @@ PARAGRAPH = {"passage_retrieval_en": re.compile(r"Paragraph (\d+)"), "passage_re
 
 def check_jieba(sets: Iterable[str]) -> None:
     """Raise a worded ``ValueError`` where some of the sets need ``jieba``, and it is missing."""
-    if chinese := [name for name in CHINESE_WORDS if name in sets]:
+    if chinese := [name for name, row in SETS.items() if row.rule.endswith("_zh") and name in sets]:
         check_package("jieba", "eval", f"cutting LongBench's {', '.join(chinese)} into words", "name other sets")
 
 
@@ -112,39 +126,29 @@ def class_score(prediction: str, answer: str, classes: Sequence[str]) -> float:
     return 1 / len(named) if answer in named else 0.0
 
 
-_RULES: dict[Callable[[str, str], float], tuple[str, ...]] = {
-    qa_f1: ("narrativeqa", "qasper", "multifieldqa_en", "hotpotqa", "2wikimqa", "musique", "triviaqa"),
-    _qa_f1_zh: ("multifieldqa_zh",),
-    rouge_l: ("gov_report", "qmsum", "multi_news", "samsum"),
-    lambda said, answer: rouge_l(" ".join(_cut(said)), " ".join(_cut(answer))): ("dureader", "vcsum"),
-    _share_of_numbers: ("passage_count", *PARAGRAPH),
-    code_similarity: ("lcc", "repobench-p"),
+_RULES: dict[str, Callable[[str, str], float]] = {
+    **{"qa_f1": qa_f1, "qa_f1_zh": _qa_f1_zh, "rouge_l": rouge_l, "code_similarity": code_similarity},
+    "rouge_l_zh": lambda said, answer: rouge_l(" ".join(_cut(said)), " ".join(_cut(answer))),
+    "share_of_numbers": _share_of_numbers,
 }
-_RULE = {name: rule for rule, names in _RULES.items() for name in names}
-CLASSIFIED = ("trec", "lsht")
-SETS = (
-    "narrativeqa", "qasper", "multifieldqa_en", "multifieldqa_zh", "hotpotqa", "2wikimqa", "musique", "dureader",
-    "gov_report", "qmsum", "multi_news", "vcsum", "trec", "triviaqa", "samsum", "lsht", "passage_count",
-    "passage_retrieval_en", "passage_retrieval_zh", "lcc", "repobench-p",
-)  # fmt: skip
 
 
 def longbench_score(prediction: str, reference: Mapping[str, Any]) -> float:
     """Return an answer's score in its set, the best over the accepted ones; space around it is indentation in code."""
     name, answers = reference["set"], reference["answers"]
-    if name in FIRST_LINE:
+    if SETS[name].first_line:
         prediction = prediction.lstrip("\n").split("\n")[0]
-    if name in CLASSIFIED:
+    if SETS[name].rule == "class_score":
         return max(class_score(prediction, answer, reference["classes"]) for answer in answers)
     if name in PARAGRAPH:
         answers = [PARAGRAPH[name].findall(answer)[0] for answer in answers]
-    return max(_RULE[name](prediction, answer) for answer in answers)
+    return max(_RULES[SETS[name].rule](prediction, answer) for answer in answers)
 
 
 class LongBenchScores(MeanOfTasks):
-    """A reference holds ``set``, ``answers`` (texts, at least one) and, of ``CLASSIFIED`` sets, ``classes``."""
+    """A reference holds ``set``, ``answers`` (texts, at least one) and, of sets with ``class_score``, ``classes``."""
 
-    names = SETS
+    names = tuple(SETS)
     total = "score"
 
     @staticmethod
@@ -158,7 +162,7 @@ def _cut(text: str) -> list[str]:
 
 @cache
 def _chinese() -> Any:
-    check_jieba(CHINESE_WORDS)
+    check_jieba(SETS)
     import jieba
 
     jieba.setLogLevel("WARNING")
@@ -189,27 +193,17 @@ def _subsequence(first: Sequence[str], second: Sequence[str]) -> list[str]:
     return found
 
 
-NEW_TOKENS = {
-    **dict.fromkeys(SETS, 32),
-    **dict.fromkeys(("multifieldqa_en", "multifieldqa_zh", "trec", "lsht", "lcc", "repobench-p"), 64),
-    **dict.fromkeys(("narrativeqa", "qasper", "dureader", "samsum"), 128),
-    **dict.fromkeys(("gov_report", "qmsum", "multi_news", "vcsum"), 512),
-}  # the original's ``config/dataset2maxlen.json``
-ROWS = {**dict.fromkeys(SETS, 200), "multifieldqa_en": 150, "lcc": 500, "repobench-p": 500}
-WITHOUT_CHAT = ("trec", "triviaqa", "samsum", "lsht", "lcc", "repobench-p")
-
-
 @dataclass
 class LongBench(LongContext):
-    """Some or all of the 21 sets; ids are a set's name and the sample's number. ``chat`` spares ``WITHOUT_CHAT``."""
+    """Some or all of the 21 sets; ids are a set's name and the sample's number. ``chat`` spares some."""
 
-    sets: tuple[str, ...] = SETS
+    sets: tuple[str, ...] = tuple(SETS)
 
-    allowed: ClassVar = {"sets": SETS}
+    allowed: ClassVar = {"sets": tuple(SETS)}
 
     @property
     def expected_rows(self) -> int:
-        return sum(ROWS[name] for name in self.sets)
+        return sum(SETS[name].rows for name in self.sets)
 
     def check_requirements(self) -> None:
         check_jieba(self.sets)
@@ -217,15 +211,13 @@ class LongBench(LongContext):
     def samples(self) -> list[Sample]:
         source = task_folder(self)
         paths = [find_file(self, source, f"{name}.jsonl", f"data/{name}.jsonl") for name in self.sets]
-        # the original's config/dataset2prompt.json
-        prompts = json.loads(files_of_package(__package__).joinpath("longbench_prompts.json").read_text("utf-8"))
         made = []
         for name, path in zip(self.sets, paths, strict=True):
             rows = files.read_jsonl(path, self.columns)
-            made += [self._sample(name, number, row, prompts[name]) for number, row in enumerate(rows)]
+            made += [self._sample(name, number, row) for number, row in enumerate(rows)]
         return made
 
-    def _sample(self, name: str, number: int, row: FileRow, prompt: str) -> Sample:
+    def _sample(self, name: str, number: int, row: FileRow) -> Sample:
         if (stated := row.values.get("dataset", name)) != name:
             raise ValueError(f"{row.place}: dataset is {stated!r}, in the file of {name!r}; fetch the file again")
         answers = row.texts("answers")
@@ -233,10 +225,10 @@ class LongBench(LongContext):
             raise ValueError(f"{row.place}: no answers; fetch the file again")
         if name in PARAGRAPH and not all(PARAGRAPH[name].search(answer) for answer in answers):
             raise ValueError(f"{row.place}: an answer names no paragraph: {answers[0][:80]!r}; fetch the file again")
-        reference = {"set": name, "answers": answers}
-        if name in CLASSIFIED:
+        reference, own = {"set": name, "answers": answers}, SETS[name]
+        if own.rule == "class_score":
             reference["classes"] = row.texts("all_classes")
-        before, _, after = prompt.partition("{context}")
+        before, _, after = own.prompt.partition("{context}")
         context = before + row.text("context")
         whole = context + after.replace("{input}", row.text("input"))
         compressed = max(len(context), whole.rstrip().rfind("\n") + 1) if self.compresses_question else len(context)
@@ -245,11 +237,11 @@ class LongBench(LongContext):
             prompt=whole,
             reference=reference,
             context_characters=compressed,
-            max_new_tokens=NEW_TOKENS[name],
+            max_new_tokens=own.tokens,
             stop=("\n",) if name == "samsum" else (),
             kind=name,
             cut_middle=True,
-            chat=self.chat and name not in WITHOUT_CHAT,
+            chat=self.chat and own.chat,
             keep_space=True,
         )
 

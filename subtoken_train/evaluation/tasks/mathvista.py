@@ -12,9 +12,8 @@ from typing import Any
 
 from subtoken_train.evaluation.metrics.metric import mean_of
 from subtoken_train.evaluation.metrics.short_answers import levenshtein
-from subtoken_train.evaluation.tasks.files import FileRow, read_entries, read_split
+from subtoken_train.evaluation.tasks.files import FileRow, read_entries
 from subtoken_train.evaluation.tasks.image_questions import LETTER_ANSWER, ImageQuestions, lettered
-from subtoken_train.evaluation.tasks.task import Sample
 
 _SAID = re.compile(
     r"(?i:answer|option|choice)(?i:\s+is)?\s*:?\s*(?:\(([A-Za-z])\)|([A-Z])(?![\w'])|([a-z])\s*\.?$)"
@@ -132,21 +131,20 @@ def mathvista_prompt(problem: Mapping[str, Any]) -> str:
 class MathVista(ImageQuestions):
     """Questions with choices or a number, scored by rules where the original asks a language model."""
 
-    def sample(self, row: FileRow, number: int) -> Sample:
-        values = row.values
-        if values["answer"] in (None, ""):
+    pictures = ("decoded_image",)  # ``image`` holds a name only
+
+    def question(self, row: FileRow) -> str:
+        return mathvista_prompt(row.values)
+
+    def reference(self, row: FileRow) -> dict[str, Any]:
+        if row.values["answer"] in (None, ""):
             raise self.without_answer(row)
         names = ("choices", "question_type", "answer_type", "precision", "answer")
-        kind, reference = str(values["question_type"]), {name: values[name] for name in names}
-        return self.ask(row, values["pid"], mathvista_prompt(values), reference, max_new_tokens=self.tokens, kind=kind)
+        return {name: row.values[name] for name in names}
 
     def own_rows(self, folder: Path) -> list[FileRow] | None:
         path = folder / "testmini.json"
         if not path.is_file():
             return None
         rows = read_entries(path, None, (*self.columns, "image"))
-        return [row.with_values(image=folder / row.text("image")) for row in rows]
-
-    def parquet_rows(self) -> list[FileRow]:
-        rows = read_split(self, self.answered, self.columns, images=("decoded_image",))
-        return [row.with_values(image=row.values["decoded_image"]) for row in rows]  # ``image`` holds a name only
+        return [row.with_values(decoded_image=folder / row.text("image")) for row in rows]

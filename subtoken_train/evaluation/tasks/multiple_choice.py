@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Any, ClassVar
 
-from subtoken_train.evaluation.metrics.metric import MeanScores, TaskMetric, mean, mean_of
+from subtoken_train.evaluation.metrics.metric import MeanScores, mean, mean_of
 from subtoken_train.evaluation.tasks.files import FileRow, read_split
 from subtoken_train.evaluation.tasks.image_questions import LETTER_ANSWER, SHORT_ANSWER, ImageQuestions, lettered
 from subtoken_train.evaluation.tasks.task import Sample
@@ -72,7 +72,7 @@ ROTATION = 1_000_000
 """Rows of one question have the same index modulo this."""
 
 
-class MMBenchScores(TaskMetric):
+class MMBenchScores(MeanScores):
     """Accuracy over all rows, and over questions whose rotations are all answered right.
 
     A reference holds ``index``, ``answer`` (a letter) and ``options`` (texts by letter). Scores, each with the prefix
@@ -81,32 +81,24 @@ class MMBenchScores(TaskMetric):
     rows are right, if one has two (a limited run may lack rotations: too high).
     """
 
+    names = tuple(f"{name}{score}" for score in ("accuracy", "unrotated_accuracy") for name in READINGS)
+
     @staticmethod
-    def right(prediction: str, reference: Mapping[str, Any]) -> list[bool]:
-        """Tell whether each reading is right."""
-        return [read(prediction, reference["options"]) == reference["answer"] for read in READINGS.values()]
+    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
+        options, rotated = reference["options"], reference["index"] >= ROTATION
+        right = {name: float(read(prediction, options) == reference["answer"]) for name, read in READINGS.items()}
+        scores = ("accuracy",) if rotated else ("accuracy", "unrotated_accuracy")
+        return {f"{name}{score}": own for score in scores for name, own in right.items()}
 
     def compute(self) -> dict[str, float]:
-        rows = [(reference["index"], self.right(prediction, reference)) for prediction, reference in self.rows]
-        questions: dict[int, list[list[bool]]] = defaultdict(list)
-        for index, right in rows:
-            questions[index % ROTATION].append(right)
-        rotated = any(len(members) > 1 for members in questions.values())
-        scored = {
-            "accuracy": [right for _, right in rows],
-            "unrotated_accuracy": [right for index, right in rows if index < ROTATION],
-            "circular": [[*map(all, zip(*members, strict=True))] for members in questions.values() if rotated],
-        }
-        by_reading = {score: zip(*marks, strict=True) for score, marks in scored.items()}
-        return {
-            f"{name}{score}": mean(marks)
-            for score, columns in by_reading.items()
-            for name, marks in zip(READINGS, columns, strict=False)
-        }
-
-    @staticmethod
-    def score(prediction: Any, reference: Mapping[str, Any]) -> float:
-        return float(plain_letter(prediction, reference["options"]) == reference["answer"])
+        questions: dict[int, list[dict[str, float]]] = defaultdict(list)
+        for prediction, reference in self.rows:
+            questions[reference["index"] % ROTATION].append(self.figures(prediction, reference))
+        found, rotated = super().compute(), any(len(members) > 1 for members in questions.values())
+        for name in READINGS if rotated else ():
+            own = [[row[f"{name}accuracy"] for row in members] for members in questions.values()]
+            found[f"{name}circular"] = mean([*map(all, own)])
+        return found
 
 
 class ScienceQAScores(MeanScores):
@@ -296,7 +288,7 @@ MMMUAccuracy = mean_of("accuracy", mmmu_right)
 class MMMU(ImageQuestions):
     """The validation set; the test set has no public answers."""
 
-    images: ClassVar = tuple(f"image_{number}" for number in range(1, 8))
+    pictures: ClassVar = tuple(f"image_{number}" for number in range(1, 8))
 
     def sample(self, row: FileRow, number: int) -> Sample:
         name, options = row.text("id"), _python_list(row, "options")
@@ -309,7 +301,7 @@ class MMMU(ImageQuestions):
             raise ValueError(f"{row.place}: the answer is {answers[0]!r}, which is none of the {len(options)} options")
         asked = f"{row.text('question')}\n{lettered(options)}" if choice else row.text("question")
         images = sorted({f"image_{found}" for found in re.findall(r"<image (\d+)>", asked)})
-        if unknown := [image for image in images if image not in self.images]:
+        if unknown := [image for image in images if image not in self.pictures]:
             raise ValueError(f"{row.place}: the question names {unknown[0]}; a row has image_1 to image_7")
         return Sample(
             name,
@@ -319,9 +311,6 @@ class MMMU(ImageQuestions):
             max_new_tokens=self.tokens,
             kind=subject[1],
         )
-
-    def parquet_rows(self) -> list[FileRow]:
-        return read_split(self, self.answered, self.columns, self.images)
 
 
 def _python_list(row: FileRow, column: str) -> list[str]:

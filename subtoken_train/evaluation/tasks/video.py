@@ -5,9 +5,10 @@ VLMEvalKit's.
 """
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pandas as pd
 
@@ -25,8 +26,9 @@ class VideoTask(Task):
 
     frames: int = 8
 
+    kinds: ClassVar[str | None] = None  # column of what scores are also shown by
     ranges: ClassVar = {"frames": (1, MAX_COUNT)}
-    before: ClassVar[str]  # words before a question
+    form: ClassVar[str]  # of a prompt: {images}, their {count}, and a row's columns
 
     def write_for_others(self, folder: Path) -> None:
         """Write the answers as VLMEvalKit's judges read them: the set's columns and ``prediction``, by ``index``."""
@@ -40,26 +42,29 @@ class VideoTask(Task):
         folder = task_folder(self) / "frames"  # each video's is listed once
         videos = dict.fromkeys(str(row.values["video"]) for row in rows)
         chosen = {video: tuple(spaced(frames_in(folder / video), self.frames)) for video in videos}
-        return [self.sample(row, chosen[str(row.values["video"])]) for row in rows]
+        return [self.sample(row.values, chosen[str(row.values["video"])]) for row in rows]
 
     @abstractmethod
     def video_rows(self) -> list[FileRow]:
         """Return rows with the columns that the judge reads, ``index`` and ``video`` among them."""
 
-    @abstractmethod
-    def sample(self, row: FileRow, images: tuple[Path, ...]) -> Sample:
+    def sample(self, row: Mapping[str, Any], images: tuple[Path, ...]) -> Sample:
         """Return a row's sample; its reference is the row."""
+        prompt = self.form.format_map({**row, "images": "<image>\n" * len(images), "count": len(images)})
+        kind = "question" if self.kinds is None else str(row[self.kinds])
+        return Sample(str(row["index"]), prompt, dict(row), images, max_new_tokens=self.tokens, kind=kind)
 
 
 class MMBenchVideo(VideoTask):
     """MMBench-Video (Fang et al., NeurIPS 2024): open questions one by one, not VLMEvalKit's all at once."""
 
     table: ClassVar = "MMBench-Video.tsv"
-    before = (
-        "You will be provided with {} separate frames uniformly sampled from a video, the frames are provided in "
+    form = (
+        "You will be provided with {count} separate frames uniformly sampled from a video, the frames are provided in "
         "chronological order of the video.\n"
         "Please analyze these images and provide the answer to the question about the video content.\n"
         "Please directly reply with your response to the only question.\n"
+        "{images}Question: {question}\nAnswer: "
     )
 
     def video_rows(self) -> list[FileRow]:
@@ -69,18 +74,14 @@ class MMBenchVideo(VideoTask):
                 raise ValueError(f"{row.place}: index {row.values['index']!r} is not a number")
         return rows
 
-    def sample(self, row: FileRow, images: tuple[Path, ...]) -> Sample:
-        asked = "<image>\n" * len(images) + f"Question: {row.values['question']}\nAnswer: "
-        prompt = self.before.format(len(images)) + asked
-        return Sample(row.values["index"], prompt, dict(row.values), images, max_new_tokens=self.tokens)
-
 
 class VideoTT(VideoTask):
     """Video-TT (Zhang et al., 2025): its questions with options; ids are the rows' numbers, VLMEvalKit's ``index``."""
 
-    before = (
-        "These are the frames of a video. Select the best answer to the following multiple-choice question based on "
-        "the video. Respond with only the letter (A, B, C, or D) of the correct option.\n"
+    form = (
+        "{images}These are the frames of a video. Select the best answer to the following multiple-choice question "
+        "based on the video. Respond with only the letter (A, B, C, or D) of the correct option.\n"
+        "Question: {question}\n{question_prompt}\nAnswer: "
     )
 
     def video_rows(self) -> list[FileRow]:
@@ -90,9 +91,3 @@ class VideoTT(VideoTask):
             values = {"index": index, "video": str(video[1]), "video_path": f"./video/{video[1]}.mp4", **dict(more)}
             found.append(FileRow(values, row.place))
         return found
-
-    def sample(self, row: FileRow, images: tuple[Path, ...]) -> Sample:
-        values = row.values
-        asked = f"Question: {values['question']}\n{values['question_prompt']}\nAnswer: "
-        prompt = "<image>\n" * len(images) + self.before + asked
-        return Sample(str(values["index"]), prompt, dict(values), images, kind=str(values["capability"]))

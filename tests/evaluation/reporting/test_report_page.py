@@ -171,10 +171,7 @@ def test_names_are_whole_text(report):
     names = [LONG, "$\\frac{<b>}$", "<script>alert(1)</script>", "\x07\ud800 & co", "名前"]
     pairs = zip(pages.series_of(report).items(), names, strict=True)
     titled = {arm: its._replace(title=title) for (arm, its), title in pairs}
-    for figure in (
-        pages.difference_chart(report.tables[0], "pope", titled),
-        pages.curve_chart(report.curves, titled),
-    ):
+    for figure in (pages.difference_chart(report.tables[0], "pope", titled), pages.curve_chart(report.curves, titled)):
         assert clipped_texts(figure) == []
         text = svg_of(figure, "name", "<&>", "more")
         assert not re.search(r"<(script|b)>", text)

@@ -60,7 +60,7 @@ def test_an_arm_may_cap_images_otherwise():
     assert names == ["qwenvl7b_fastv25_s16k4", "qwenvl7b_fastv25_s16k4-pixels112896"]
     pool = LayoutPool(planned_adapter)
     assert [load_arm(spec, pool).family.max_pixels for spec in grid.arms] == [1003520, 112896]
-    with pytest.raises(ValueError, match="scales every image to one size"):
+    with pytest.raises(ValueError, match="llava scales images to sizes of its own"):
         dry_run(grid_of({"backbone": "checkpoints/tiny-llava", "max_pixels": 50000}), planned_adapter)
 
 
@@ -70,14 +70,19 @@ def test_what_is_missing_is_listed(tmp_path):
     arm |= {"eviction_options": {"calibration": file}}
     grid = grid_of(arm, tasks=("pope", "chartqa"), limit=7, data_root=tmp_path)
     (tmp_path / "pope").mkdir()
-    checked = dry_run(grid, planned_adapter)
+    checked, whose = dry_run(grid, planned_adapter), "--adapter runs/tiny_fastv25/adapter --out"
     assert dict(checked.wanted) == {
         "adapter runs/tiny_fastv25/adapter": "subtoken-train fit --config tiny_fastv25",
-        f"calibration {file}": f"subtoken-train calibrate prefixkv --adapter runs/tiny_fastv25/adapter --out {file}",
+        f"calibration {file}": f"subtoken-train calibrate prefixkv {whose} {file}",
         "files of chartqa": "subtoken-train data chartqa",
     }
     assert [(task.source, samples) for task, samples in checked.tasks] == [(str(tmp_path / "pope"), 7), (None, 7)]
     assert check_lines(grid, checked)[0].startswith("1 arms x 2 tasks, 14 answers")
+    for method in ("lkv", "headkv", "sparsemm", "kvzap", "triattention"):  # which have no numbers of their own
+        arm = {"backbone": TEXT, "eviction": "lkv(snapkv)" if method == "lkv" else method, "eviction_keep": 0.5}
+        grid = grid_of(arm | {"eviction_options": {f"{method}.calibration": file}}, tasks=("recall",))
+        made = f"subtoken-train calibrate {method} --backbone {TEXT} --out {file}"
+        assert dry_run(grid, planned_adapter).wanted == [(f"calibration {file}", made)]
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,7 @@ import pytest
 
 from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.evaluation.tasks import build_task
-from tests.support.benchmark_folders import (
-    mmbench_parquet,
-    prompts_of,
-    reference_cases,
-    refused,
-    scienceqa_parquet,
-)
+from tests.support.benchmark_folders import mmbench_parquet, prompts_of, reference_cases, refused, scienceqa_parquet
 
 LETTER = "\nAnswer with the option's letter from the given choices directly."
 PROMPTS = {
