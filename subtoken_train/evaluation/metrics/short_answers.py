@@ -15,6 +15,7 @@ missing apostrophes come back, except in words that are others too (its, were, w
 import re
 import string
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from typing import Any
 
 from subtoken_train.evaluation.metrics.metric import MeanScores, mean_of
@@ -117,18 +118,9 @@ EVALAI_COMMA = re.compile(r"(?<=\d),+(?=\d)")
 OFFICIAL_COMMA = re.compile(r"\d,\d")  # differs in texts like "1,,2" alone
 MAX_STOPS = 32
 STOP = re.compile(r"\.(?!\d)")
-_CONTRACTIONS = """
-ain't aren't can't could've couldn't couldn't've didn't doesn't don't hadn't hadn't've hasn't haven't he'd he'd've
-he's how'd how'll how's isn't it'd it'd've it'll ma'am might've mightn't mightn't've must've mustn't needn't not've
-o'clock oughtn't 'ow's'at shan't she'd've should've shouldn't shouldn't've somebody'd've somebody'll somebody's
-someone'd someone'd've someone'll someone's something'd something'd've something'll that's there'd there'd've there're
-there's they'd they'd've they'll they're they've 'twas wasn't we'd've we've weren't what'll what're what's what've
-when's where'd where's where've who'd who'd've who'll who's who've why'll why're why's won't would've wouldn't
-wouldn't've y'all y'all'll y'all'd've you'd you'd've you'll you're you've
-"""
 APOSTROPHES = {
     word[:place] + word[place + 1 :]: word
-    for word in _CONTRACTIONS.split()
+    for word in files(__package__).joinpath("contractions.txt").read_text("utf-8").split()
     for place, mark in enumerate(word)
     if mark == "'"
 }

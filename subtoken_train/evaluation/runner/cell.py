@@ -169,7 +169,8 @@ def answered(
 
 def _record(sample: Sample, outcome: Outcome, metric: TaskMetric) -> SampleRecord:
     text = outcome.text if sample.keep_space else outcome.text.strip()
-    prediction: Prediction = list(outcome.logprobs) if sample.choices else text
+    said = map(float, outcome.greedy if sample.greedy else ())
+    prediction: Prediction = [*outcome.logprobs, *said] if sample.choices else text
     reference = dict(sample.reference)
     return SampleRecord(
         id=sample.id,

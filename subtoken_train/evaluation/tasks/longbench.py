@@ -29,15 +29,19 @@ from typing import Any, ClassVar
 
 from subtoken_train.errors import check_package, unknown_name
 from subtoken_train.evaluation.metrics.metric import MeanOfTasks, MeanScores
-from subtoken_train.evaluation.tasks import files
+from subtoken_train.evaluation.tasks import WORDS, files
 from subtoken_train.evaluation.tasks.files import FileRow, find_file, task_folder
 from subtoken_train.evaluation.tasks.ruler import LongContext
 from subtoken_train.evaluation.tasks.task import Sample
 
-CHINESE_WORDS = ("multifieldqa_zh", "dureader", "vcsum")  # sets whose scores need ``jieba``
+_SETS = json.loads(files_of_package(__package__).joinpath("longbench.json").read_text("utf-8"))
+"""What the original's ``config`` and ``eval.py`` say of each set; ``chat``: whether it may be asked in a template."""
+SETS = tuple(_SETS)
+CLASSIFIED = tuple(name for name, its in _SETS.items() if its["score"] == "class")
+CHINESE_WORDS = tuple(name for name, its in _SETS.items() if its["score"].endswith("_zh"))  # these need ``jieba``
 FIRST_LINE = ("trec", "triviaqa", "samsum", "lsht")
 """Sets of examples, after which a model goes on with examples of its own: the first line is the answer."""
-_CHINESE_MARKS = (  # full-width and Chinese punctuation
+_MARKS = (  # full-width and Chinese punctuation
     "\uff01\uff1f\uff61\u3002\uff02\uff03\uff04\uff05\uff06\uff07\uff08\uff09\uff0a\uff0b\uff0c\uff0d"
     "\uff0f\uff1a\uff1b\uff1c\uff1d\uff1e\uff20\uff3b\uff3c\uff3d\uff3e\uff3f\uff40\uff5b\uff5c\uff5d"
     "\uff5e\uff5f\uff60\uff62\uff63\uff64\u3001\u3003\u300b\u300c\u300d\u300e\u300f\u3010\u3011\u3014"
@@ -45,7 +49,7 @@ _CHINESE_MARKS = (  # full-width and Chinese punctuation
     "\u2018\u2019\u201b\u201c\u201d\u201e\u201f\u2026\u2027\ufe4f."
 )
 _MARKS = str.maketrans("", "", string.punctuation)
-_ALL_MARKS = str.maketrans("", "", string.punctuation + _CHINESE_MARKS)
+_ALL_MARKS = str.maketrans("", "", string.punctuation + WORDS["chinese_marks"])  # and full-width and Chinese ones
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NUMBERS = re.compile(r"\d+")
 PARAGRAPH = {"passage_retrieval_en": re.compile(r"Paragraph (\d+)"), "passage_retrieval_zh": re.compile(r"段落(\d+)")}
@@ -112,21 +116,14 @@ def class_score(prediction: str, answer: str, classes: Sequence[str]) -> float:
     return 1 / len(named) if answer in named else 0.0
 
 
-_RULES: dict[Callable[[str, str], float], tuple[str, ...]] = {
-    qa_f1: ("narrativeqa", "qasper", "multifieldqa_en", "hotpotqa", "2wikimqa", "musique", "triviaqa"),
-    _qa_f1_zh: ("multifieldqa_zh",),
-    rouge_l: ("gov_report", "qmsum", "multi_news", "samsum"),
-    lambda said, answer: rouge_l(" ".join(_cut(said)), " ".join(_cut(answer))): ("dureader", "vcsum"),
-    _share_of_numbers: ("passage_count", *PARAGRAPH),
-    code_similarity: ("lcc", "repobench-p"),
+_RULES: dict[str, Callable[[str, str], float]] = {
+    "qa_f1": qa_f1,
+    "qa_f1_zh": _qa_f1_zh,
+    "rouge_l": rouge_l,
+    "rouge_l_zh": lambda said, answer: rouge_l(" ".join(_cut(said)), " ".join(_cut(answer))),
+    "share_of_numbers": _share_of_numbers,
+    "code_similarity": code_similarity,
 }
-_RULE = {name: rule for rule, names in _RULES.items() for name in names}
-CLASSIFIED = ("trec", "lsht")
-SETS = (
-    "narrativeqa", "qasper", "multifieldqa_en", "multifieldqa_zh", "hotpotqa", "2wikimqa", "musique", "dureader",
-    "gov_report", "qmsum", "multi_news", "vcsum", "trec", "triviaqa", "samsum", "lsht", "passage_count",
-    "passage_retrieval_en", "passage_retrieval_zh", "lcc", "repobench-p",
-)  # fmt: skip
 
 
 def longbench_score(prediction: str, reference: Mapping[str, Any]) -> float:
@@ -138,7 +135,7 @@ def longbench_score(prediction: str, reference: Mapping[str, Any]) -> float:
         return max(class_score(prediction, answer, reference["classes"]) for answer in answers)
     if name in PARAGRAPH:
         answers = [PARAGRAPH[name].findall(answer)[0] for answer in answers]
-    return max(_RULE[name](prediction, answer) for answer in answers)
+    return max(_RULES[_SETS[name]["score"]](prediction, answer) for answer in answers)
 
 
 class LongBenchScores(MeanOfTasks):
@@ -189,19 +186,9 @@ def _subsequence(first: Sequence[str], second: Sequence[str]) -> list[str]:
     return found
 
 
-NEW_TOKENS = {
-    **dict.fromkeys(SETS, 32),
-    **dict.fromkeys(("multifieldqa_en", "multifieldqa_zh", "trec", "lsht", "lcc", "repobench-p"), 64),
-    **dict.fromkeys(("narrativeqa", "qasper", "dureader", "samsum"), 128),
-    **dict.fromkeys(("gov_report", "qmsum", "multi_news", "vcsum"), 512),
-}  # the original's ``config/dataset2maxlen.json``
-ROWS = {**dict.fromkeys(SETS, 200), "multifieldqa_en": 150, "lcc": 500, "repobench-p": 500}
-WITHOUT_CHAT = ("trec", "triviaqa", "samsum", "lsht", "lcc", "repobench-p")
-
-
 @dataclass
 class LongBench(LongContext):
-    """Some or all of the 21 sets; ids are a set's name and the sample's number. ``chat`` spares ``WITHOUT_CHAT``."""
+    """Some or all of the 21 sets; ids are a set's name and the sample's number. ``chat`` spares six."""
 
     sets: tuple[str, ...] = SETS
 
@@ -209,7 +196,7 @@ class LongBench(LongContext):
 
     @property
     def expected_rows(self) -> int:
-        return sum(ROWS[name] for name in self.sets)
+        return sum(_SETS[name]["rows"] for name in self.sets)
 
     def check_requirements(self) -> None:
         check_jieba(self.sets)
@@ -217,15 +204,13 @@ class LongBench(LongContext):
     def samples(self) -> list[Sample]:
         source = task_folder(self)
         paths = [find_file(self, source, f"{name}.jsonl", f"data/{name}.jsonl") for name in self.sets]
-        # the original's config/dataset2prompt.json
-        prompts = json.loads(files_of_package(__package__).joinpath("longbench_prompts.json").read_text("utf-8"))
         made = []
         for name, path in zip(self.sets, paths, strict=True):
             rows = files.read_jsonl(path, self.columns)
-            made += [self._sample(name, number, row, prompts[name]) for number, row in enumerate(rows)]
+            made += [self._sample(name, number, row, _SETS[name]) for number, row in enumerate(rows)]
         return made
 
-    def _sample(self, name: str, number: int, row: FileRow, prompt: str) -> Sample:
+    def _sample(self, name: str, number: int, row: FileRow, its: Mapping[str, Any]) -> Sample:
         if (stated := row.values.get("dataset", name)) != name:
             raise ValueError(f"{row.place}: dataset is {stated!r}, in the file of {name!r}; fetch the file again")
         answers = row.texts("answers")
@@ -236,7 +221,7 @@ class LongBench(LongContext):
         reference = {"set": name, "answers": answers}
         if name in CLASSIFIED:
             reference["classes"] = row.texts("all_classes")
-        before, _, after = prompt.partition("{context}")
+        before, _, after = its["prompt"].partition("{context}")
         context = before + row.text("context")
         whole = context + after.replace("{input}", row.text("input"))
         compressed = max(len(context), whole.rstrip().rfind("\n") + 1) if self.compresses_question else len(context)
@@ -245,11 +230,11 @@ class LongBench(LongContext):
             prompt=whole,
             reference=reference,
             context_characters=compressed,
-            max_new_tokens=NEW_TOKENS[name],
+            max_new_tokens=its["tokens"],
             stop=("\n",) if name == "samsum" else (),
             kind=name,
             cut_middle=True,
-            chat=self.chat and name not in WITHOUT_CHAT,
+            chat=self.chat and its["chat"],
             keep_space=True,
         )
 
@@ -279,11 +264,7 @@ class LongBenchV2Accuracy(MeanScores):
 class LongBenchV2(LongContext):
     """All questions of v2; the original asks in a chat."""
 
-    before: ClassVar = "Please read the following text and answer the question below.\n\n<text>\n"
-    after: ClassVar = (
-        "\n</text>\n\nWhat is the correct answer to this question: $Q$\nChoices:\n(A) $C_A$\n(B) $C_B$\n(C) $C_C$"
-        '\n(D) $C_D$\n\nFormat your response as follows: "The correct answer is (insert answer here)".'
-    )
+    words: ClassVar = WORDS["longbench_v2"]  # before the context, and after it
 
     def samples(self) -> list[Sample]:
         path = find_file(self, task_folder(self), "data.json")
@@ -293,7 +274,7 @@ class LongBenchV2(LongContext):
         for column, allowed in {"answer": tuple("ABCD"), **_GROUPS}.items():
             if row.values[column] not in allowed:
                 raise ValueError(f"{row.place}: {unknown_name(column, row.values[column], allowed)}")
-        context, asked = self.before + row.text("context").strip(), self.after
+        context, asked = self.words[0] + row.text("context").strip(), self.words[1]
         marks = {"$Q$": "question", **{f"$C_{letter}$": f"choice_{letter}" for letter in "ABCD"}}
         for mark, column in marks.items():  # one after the other, as the original, in the text too
             context, asked = (part.replace(mark, row.text(column).strip()) for part in (context, asked))

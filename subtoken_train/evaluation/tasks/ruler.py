@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, at_place
 from subtoken_train.evaluation.metrics.metric import MeanOfTasks
+from subtoken_train.evaluation.tasks import WORDS
 from subtoken_train.evaluation.tasks.files import read_jsonl, read_split, task_source
 from subtoken_train.evaluation.tasks.task import Sample, Task
 
@@ -71,16 +72,11 @@ class RulerMatch(MeanOfTasks):
         return {reference["task"]: ruler_score(prediction, reference["task"], reference["answers"])}
 
 
-NEW_TOKENS = {"niah": 128, "vt": 30, "cwe": 120, "fwe": 50, "qa": 32}
+_WORDS = WORDS["ruler"]
+NEW_TOKENS: dict[str, int] = _WORDS["tokens"]
 """Tokens generated, by the first part of a task's name."""
-_QUESTIONS = {
-    "niah": re.compile(r"What (?:is|are all) the special magic"),
-    "vt": re.compile(r"Question: Find all variables that are assigned the value"),
-    "cwe": re.compile(r"Question: What are the 10 most common words in the above list\?"),
-    "fwe": re.compile(r"Question: Do not provide any explanation\."),
-    "qa": re.compile(r"Answer the question based on the given documents\."),
-}
-_ANSWERS = {"niah": "The special magic", **dict.fromkeys(("vt", "cwe", "fwe", "qa"), "Answer:")}
+_QUESTIONS = {name: re.compile(words) for name, words in _WORDS["questions"].items()}
+_ANSWERS: dict[str, str] = _WORDS["answers"]
 """Words that begin the answer prefix, after the question."""
 
 

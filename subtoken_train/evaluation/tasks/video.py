@@ -14,6 +14,7 @@ import pandas as pd
 from subtoken_train.datasets.image_sources import frames_in, spaced
 from subtoken_train.errors import MAX_COUNT
 from subtoken_train.evaluation.results import read_samples
+from subtoken_train.evaluation.tasks import WORDS
 from subtoken_train.evaluation.tasks.files import FileRow, find_file, read_split, read_table, task_folder
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.outputs import write_whole
@@ -55,12 +56,7 @@ class MMBenchVideo(VideoTask):
     """MMBench-Video (Fang et al., NeurIPS 2024): open questions one by one, not VLMEvalKit's all at once."""
 
     table: ClassVar = "MMBench-Video.tsv"
-    before = (
-        "You will be provided with {} separate frames uniformly sampled from a video, the frames are provided in "
-        "chronological order of the video.\n"
-        "Please analyze these images and provide the answer to the question about the video content.\n"
-        "Please directly reply with your response to the only question.\n"
-    )
+    before = WORDS["mmbench_video"]
 
     def video_rows(self) -> list[FileRow]:
         rows = read_table(find_file(self, task_folder(self), self.table), self.columns, delimiter="\t")
@@ -78,10 +74,7 @@ class MMBenchVideo(VideoTask):
 class VideoTT(VideoTask):
     """Video-TT (Zhang et al., 2025): its questions with options; ids are the rows' numbers, VLMEvalKit's ``index``."""
 
-    before = (
-        "These are the frames of a video. Select the best answer to the following multiple-choice question based on "
-        "the video. Respond with only the letter (A, B, C, or D) of the correct option.\n"
-    )
+    before = WORDS["video_tt"]
 
     def video_rows(self) -> list[FileRow]:
         found = []
