@@ -14,7 +14,8 @@ missing apostrophes come back, except in words that are others too (its, were, w
 
 import re
 import string
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -55,6 +56,12 @@ Answered = mean_of("answered", lambda said, _: bool(said.strip()))
 """The share of answers that are not empty. It says nothing of their quality: that is a judge's."""
 
 
+def bag_f1(ours: Iterable[str], theirs: Iterable[str]) -> float:
+    """Return the F1 of two texts' words, repeated ones counted; 0 where they share none."""
+    first, second = Counter(ours), Counter(theirs)
+    return 2 * (first & second).total() / ((first.total() + second.total()) or 1)
+
+
 def without_punctuation(text: str) -> str:
     """Lower the text and drop ASCII punctuation."""
     return text.lower().translate(_WITHOUT_PUNCTUATION)
@@ -90,25 +97,22 @@ def _number(text: str) -> float | None:
 _FULL_WIDTH = {0x3000: " "} | {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
 
 
-class ContainsAnswer(MeanScores):
-    """``accuracy``: OCRBench's, the share of answers that contain one of the accepted texts (``answers``).
+def holds_answer(said: str, reference: Mapping[str, Any]) -> bool:
+    """Tell whether a text holds one of the accepted ones (``answers``), as ``tasks/ocrbench/utils.py`` of lmms-eval.
 
     Case does not count, and a full-width character is its ASCII one; of formulas (``formula``) case counts, and space
-    does not. Source: ``tasks/ocrbench/utils.py`` of lmms-eval.
+    does not.
     """
 
-    names = ("accuracy",)
+    def read(text: str) -> str:
+        text = text.strip().replace("\n", " ")
+        return text.replace(" ", "") if reference["formula"] else text.translate(_FULL_WIDTH).lower()
 
-    @staticmethod
-    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        def read(text: str) -> str:
-            text = text.strip().replace("\n", " ")
-            return text.replace(" ", "") if reference["formula"] else text.translate(_FULL_WIDTH).lower()
-
-        said = read(prediction)
-        return {"accuracy": float(any(read(answer) in said for answer in reference["answers"]))}
+    return any(read(answer) in read(said) for answer in reference["answers"])
 
 
+ContainsAnswer = mean_of("accuracy", holds_answer)
+"""OCRBench's: the share of answers that hold an accepted text."""
 MARKS = ';/[]"{}()=+\\_-><@`,?!'
 ARTICLES = frozenset({"a", "an", "the"})
 _NUMBER_WORDS = "zero one two three four five six seven eight nine ten"

@@ -20,14 +20,11 @@ from subtoken_train.evaluation.reporting.runs import ArmResults, read_results
 from subtoken_train.evaluation.results import ArmFacts
 from subtoken_train.ledger.kv_budget import share_words
 
-_NAMES = """FastV VisionZip FasterVLM PruMerge SparseVLM DivPrune CDPruner DART VisPruner EVS VidCom2 Quest AirCache H2O
-KVCompose PyramidKV SnapKV Compactor KeyDiff TOVA LagKV Streaming_LLM TGV_KV VL_Cache Expected_Attention"""
-METHODS = {name.lower(): name.replace("_", "-" if name in ("TGV_KV", "VL_Cache") else "") for name in _NAMES.split()}
-SELECTORS = {"linear": "router", "mlp": "MLP router", "value_norm": "by value norm", "random": "at random"}
+_SAID = json.loads(files(__package__).joinpath("notes.json").read_text("utf-8"))
+METHODS, SELECTORS = _SAID["methods"], _SAID["selectors"]
 """Spellings of methods and selectors in tables; others go by their own name."""
 Cell = score_tables.Estimate | str | None
 NOTHING = "-"
-_SAID = json.loads(files(__package__).joinpath("notes.json").read_text("utf-8"))
 NOTES, CURVE_NOTE, TIME_NOTE = _SAID["all"], _SAID["curves"], _SAID["times"]
 MATCHED = 0.01
 """Budgets differ where nominal or measured bytes are further apart than this share; then no verdict is given."""

@@ -19,14 +19,12 @@ from typing import Any, ClassVar
 from zlib import crc32
 
 from subtoken_train.documents import read_text
-from subtoken_train.errors import MAX_COUNT, MAX_SEED, MAX_TOKENS
+from subtoken_train.errors import MAX_COUNT, MAX_TOKENS
 from subtoken_train.evaluation.metrics.metric import MeanScores
 from subtoken_train.evaluation.tasks.task import Sample, Task
 
 _HALVES = ("dev", "test")
 _APART = {"site-packages", "test", "tests", "encodings", "pydoc_data"}  # pydoc_data's text is that of ``data english``
-_READ = 16  # lines of a window of source that follow the context
-_ASKS = "\n\nQuestion: Which words complete this sentence of the text?\nAnswer: "
 Gap = tuple[str, str, str]
 """What is read after the context, the answer that follows, and the answer with the rest of its sentence or line."""
 
@@ -64,9 +62,7 @@ class Cloze(Task):
 
     needs_files: ClassVar[bool] = False
     allowed: ClassVar = {"half": _HALVES}
-    ranges: ClassVar = {
-        "contexts": (1, MAX_COUNT), "questions": (1, 100), "characters": (1000, MAX_TOKENS), "seed": (0, MAX_SEED)
-    }  # fmt: skip
+    ranges: ClassVar = {"contexts": (1, MAX_COUNT), "questions": (1, 100), "characters": (1000, MAX_TOKENS)}
     kinds: ClassVar[str]
 
     @property
@@ -115,9 +111,8 @@ def _docstrings(path: Path) -> list[str]:
     except SyntaxError as error:
         raise ValueError(f"{path} is not Python of this version ({error}); leave it out of the folder") from None
     kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    named = [(getattr(node, "name", path.stem), node) for node in nodes if isinstance(node, kinds)]
-    told = [(name, (ast.get_docstring(node) or "").split()) for name, node in named]
-    return [f"{name}: {' '.join(words)}\n" for name, words in told if len(words) >= 20]
+    told = [(getattr(node, "name", path.stem), ast.get_docstring(node)) for node in nodes if isinstance(node, kinds)]
+    return [f"{name}: {' '.join(said.split())}\n" for name, said in told if said and len(said.split()) >= 20]
 
 
 def _words(window: list[str], files_with: Counter[str]) -> tuple[str, list[Gap]]:
@@ -128,13 +123,14 @@ def _words(window: list[str], files_with: Counter[str]) -> tuple[str, list[Gap]]
             before, rest = sentence[: word.start()], sentence[word.start() :]
             once = files_with[word[1]] == context.count(word[1]) == context.count(before) == 1
             if once and len(before.split()) >= 8 and len(sentence.split()) <= 50:
-                gaps.append((_ASKS + before, word[0], rest))
+                asked = f"\n\nQuestion: Which words complete this sentence of the text?\nAnswer: {before}"
+                gaps.append((asked, word[0], rest))
     return context, gaps
 
 
 def _calls(window: list[str], files_with: Counter[str]) -> tuple[str, list[Gap]]:
-    """Find calls, below the context, of names of 6 letters or more that are there twice, and in 3 files at most."""
-    context, lines, gaps = "".join(window[:-_READ]), window[-_READ:], list[Gap]()
+    """Find calls, in the last 16 lines, of names of 6 letters or more that are there twice, and in 3 files at most."""
+    context, lines, gaps = "".join(window[:-16]), window[-16:], list[Gap]()
     for number, line in enumerate(lines):
         for call in re.finditer(r"(?<=[\w ])[^\w\s]*\b([A-Za-z_]\w{5,})(?=\()", line):
             before, words = "".join(lines[:number]) + line[: call.start()], line[: call.start()].split()

@@ -26,12 +26,6 @@ from subtoken_train.typed import shown
 
 LETTERS = "ABCDE"
 _LETTER = re.compile(r"[(\uff08]?([A-E])(?:[.:,)\u3002\uff1a\uff0c\u3001\uff09].*)?", re.DOTALL)
-_REFUSALS = (
-    "Sorry, I can't help with images of people yet.",
-    "I can't process this file.",
-    "I'm sorry, but without the image provided",
-    "Cannot determine the answer",
-)
 _VERBOSE = re.compile(r"answer\s+is\s+\**([A-D])", re.IGNORECASE)
 _PUNCTUATION = str.maketrans(dict.fromkeys(".()[],:;!*#{}", " "))
 
@@ -44,7 +38,7 @@ def plain_letter(text: str, options: Mapping[str, str]) -> str | None:
 
 def vlmevalkit_letter(text: str, options: Mapping[str, str]) -> str | None:
     """Read as VLMEvalKit's ``can_infer``; ``Z`` for an answer that refuses to choose."""
-    if any(refusal in text for refusal in _REFUSALS):
+    if any(refusal in text for refusal in WORDS["refusals"]):
         return "Z"
     words = text.translate(_PUNCTUATION).split()
     found = [letter for letter in options if letter in words]

@@ -47,10 +47,8 @@ class LongContext(Task):
         return Sample(name, "".join(parts), reference, context_characters=compressed, **others)
 
 
-RULER_TASKS = (
-    "niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3",
-    "niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe", "qa_1", "qa_2",
-)  # fmt: skip
+_WORDS = WORDS["ruler"]
+RULER_TASKS: tuple[str, ...] = tuple(_WORDS["tasks"])
 _CONTROL = re.compile(r"[\x00-\x1f]")
 
 
@@ -72,7 +70,6 @@ class RulerMatch(MeanOfTasks):
         return {reference["task"]: ruler_score(prediction, reference["task"], reference["answers"])}
 
 
-_WORDS = WORDS["ruler"]
 NEW_TOKENS: dict[str, int] = _WORDS["tokens"]
 """Tokens generated, by the first part of a task's name."""
 _QUESTIONS = {name: re.compile(words) for name, words in _WORDS["questions"].items()}

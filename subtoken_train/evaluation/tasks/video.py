@@ -55,11 +55,10 @@ class VideoTask(Task):
 class MMBenchVideo(VideoTask):
     """MMBench-Video (Fang et al., NeurIPS 2024): open questions one by one, not VLMEvalKit's all at once."""
 
-    table: ClassVar = "MMBench-Video.tsv"
     before = WORDS["mmbench_video"]
 
     def video_rows(self) -> list[FileRow]:
-        rows = read_table(find_file(self, task_folder(self), self.table), self.columns, delimiter="\t")
+        rows = read_table(find_file(self, task_folder(self), "MMBench-Video.tsv"), self.columns, delimiter="\t")
         for row in rows:
             if not row.values["index"].isdecimal():
                 raise ValueError(f"{row.place}: index {row.values['index']!r} is not a number")
