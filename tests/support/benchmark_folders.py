@@ -13,6 +13,7 @@ from PIL import Image as Pictures
 
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.task import Sample, Task
+from tests.support.places import ROOT
 
 Row = Mapping[str, Any]
 
@@ -190,6 +191,11 @@ def refused(words: str, name: str, source: Path | str | None = None, **options: 
     task = build_task(name, source, **options)
     with pytest.raises(ValueError, match=words):
         task.samples()
+
+
+def listed(name: str) -> list[Any]:
+    """The cases of a test, from the file beside the tests of tasks."""
+    return json.loads((ROOT / "tests/evaluation/tasks/cases.json").read_text(encoding="utf-8"))[name]
 
 
 def prompts_of(task: Task) -> list[str]:
