@@ -12,7 +12,6 @@ import sysconfig
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
@@ -86,7 +85,6 @@ class Cloze(Task):
         return made
 
 
-@lru_cache(maxsize=4)
 def _windows(folder: str, half: str, code: bool, characters: int) -> tuple[list[list[str]], Counter[str]]:
     """Return windows of lines of source, or of docstrings; and how many files have a word."""
     windows, room, files_with = list[list[str]](), 0, Counter[str]()
