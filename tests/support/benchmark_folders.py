@@ -13,6 +13,7 @@ from PIL import Image as Pictures
 
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.task import Sample, Task
+from tests.support.places import ROOT
 
 Row = Mapping[str, Any]
 
@@ -192,6 +193,11 @@ def refused(words: str, name: str, source: Path | str | None = None, **options: 
         task.samples()
 
 
+def listed(name: str) -> list[Any]:
+    """The cases of a test, from the file beside the tests of tasks."""
+    return json.loads((ROOT / "tests/evaluation/tasks/cases.json").read_text(encoding="utf-8"))[name]
+
+
 def prompts_of(task: Task) -> list[str]:
     return [sample.prompt for sample in task.samples()]
 
@@ -262,6 +268,7 @@ _MMBENCH = _rows(
     ("?", 3, "A"), options={"A": "cat", "B": "red dog"},
 )  # fmt: skip
 _RULER = _rows("task", ("AB and CD", "vt"), ("AB", "vt"), ("cd", "qa_1"), ("nothing", "cwe"), answers=["AB", "CD"])
+_CLOZES = [([-2.5, -9.0, 1.0, 0.0], {}), ([-1.0, -4.5, 1.0, 1.0], {}), ([-8.0, -8.5, 0.0, 0.0], {})]
 CASES: dict[str, Answered] = {
     "ai2d": _letters("ai2d"), "aime25": _mathematics("aime"),
     "chartqa": _rows(
@@ -314,6 +321,7 @@ CASES: dict[str, Answered] = {
     "seedbench": _letters("seedbench"), "textcaps": _CAPTIONS, "textvqa": _PEOPLE, "video_tt": [("A", {}), ("", {})],
     "vizwiz": _PEOPLE, "vqav2": _PEOPLE,
     "facts": _rows("answers", ("Lisbon.", ["Lisbon"]), ("oslo", ["Oslo"]), ("Rome", ["Lima"]), formula=False),
+    "code_lines": _CLOZES, "manual_qa": _CLOZES,
     "text_loss": _rows("words bytes", ([-9.5], 2, 9), ([-3.0], 1, 5), ([-40.0], 8, 41)),
     "wikitext": _rows("words bytes", ([-9.5], 2, 9), ([-3.0], 1, 5), ([-40.0], 8, 41)),
 }  # fmt: skip

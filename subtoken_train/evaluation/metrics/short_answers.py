@@ -14,7 +14,9 @@ missing apostrophes come back, except in words that are others too (its, were, w
 
 import re
 import string
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
 from typing import Any
 
 from subtoken_train.evaluation.metrics.metric import MeanScores, mean_of
@@ -54,6 +56,12 @@ Answered = mean_of("answered", lambda said, _: bool(said.strip()))
 """The share of answers that are not empty. It says nothing of their quality: that is a judge's."""
 
 
+def bag_f1(ours: Iterable[str], theirs: Iterable[str]) -> float:
+    """Return the F1 of two texts' words, repeated ones counted; 0 where they share none."""
+    first, second = Counter(ours), Counter(theirs)
+    return 2 * (first & second).total() / ((first.total() + second.total()) or 1)
+
+
 def without_punctuation(text: str) -> str:
     """Lower the text and drop ASCII punctuation."""
     return text.lower().translate(_WITHOUT_PUNCTUATION)
@@ -89,25 +97,22 @@ def _number(text: str) -> float | None:
 _FULL_WIDTH = {0x3000: " "} | {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
 
 
-class ContainsAnswer(MeanScores):
-    """``accuracy``: OCRBench's, the share of answers that contain one of the accepted texts (``answers``).
+def holds_answer(said: str, reference: Mapping[str, Any]) -> bool:
+    """Tell whether a text holds one of the accepted ones (``answers``), as ``tasks/ocrbench/utils.py`` of lmms-eval.
 
     Case does not count, and a full-width character is its ASCII one; of formulas (``formula``) case counts, and space
-    does not. Source: ``tasks/ocrbench/utils.py`` of lmms-eval.
+    does not.
     """
 
-    names = ("accuracy",)
+    def read(text: str) -> str:
+        text = text.strip().replace("\n", " ")
+        return text.replace(" ", "") if reference["formula"] else text.translate(_FULL_WIDTH).lower()
 
-    @staticmethod
-    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        def read(text: str) -> str:
-            text = text.strip().replace("\n", " ")
-            return text.replace(" ", "") if reference["formula"] else text.translate(_FULL_WIDTH).lower()
-
-        said = read(prediction)
-        return {"accuracy": float(any(read(answer) in said for answer in reference["answers"]))}
+    return any(read(answer) in read(said) for answer in reference["answers"])
 
 
+ContainsAnswer = mean_of("accuracy", holds_answer)
+"""OCRBench's: the share of answers that hold an accepted text."""
 MARKS = ';/[]"{}()=+\\_-><@`,?!'
 ARTICLES = frozenset({"a", "an", "the"})
 _NUMBER_WORDS = "zero one two three four five six seven eight nine ten"
@@ -117,18 +122,9 @@ EVALAI_COMMA = re.compile(r"(?<=\d),+(?=\d)")
 OFFICIAL_COMMA = re.compile(r"\d,\d")  # differs in texts like "1,,2" alone
 MAX_STOPS = 32
 STOP = re.compile(r"\.(?!\d)")
-_CONTRACTIONS = """
-ain't aren't can't could've couldn't couldn't've didn't doesn't don't hadn't hadn't've hasn't haven't he'd he'd've
-he's how'd how'll how's isn't it'd it'd've it'll ma'am might've mightn't mightn't've must've mustn't needn't not've
-o'clock oughtn't 'ow's'at shan't she'd've should've shouldn't shouldn't've somebody'd've somebody'll somebody's
-someone'd someone'd've someone'll someone's something'd something'd've something'll that's there'd there'd've there're
-there's they'd they'd've they'll they're they've 'twas wasn't we'd've we've weren't what'll what're what's what've
-when's where'd where's where've who'd who'd've who'll who's who've why'll why're why's won't would've wouldn't
-wouldn't've y'all y'all'll y'all'd've you'd you'd've you'll you're you've
-"""
 APOSTROPHES = {
     word[:place] + word[place + 1 :]: word
-    for word in _CONTRACTIONS.split()
+    for word in files(__package__).joinpath("contractions.txt").read_text("utf-8").split()
     for place, mark in enumerate(word)
     if mark == "'"
 }

@@ -156,14 +156,11 @@ def _legend(figure: Figure, handles: Sequence[Line2D | Patch], moot: bool) -> No
         figure.legend(handles=shown, loc="outside lower left", ncols=2 if longest <= 42 else 1)
 
 
-TEMPLATE = "page.html.j2"
-
-
 def report_html(report: Report) -> str:
     """Return the whole page."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.globals.update(words=words)
-    source = files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8")
+    source = files(__package__).joinpath("page.html.j2").read_text(encoding="utf-8")
     sections, series = words.sections(report), series_of(report)
     charts = [_charts(part, f"chart-{place}", series) for place, part in enumerate(sections)]
     given = {"report": report, "sections": sections, "charts": charts, "means": MEANS, "version": __version__}

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 
 import pandas as pd
@@ -19,38 +20,12 @@ from subtoken_train.evaluation.reporting.runs import ArmResults, read_results
 from subtoken_train.evaluation.results import ArmFacts
 from subtoken_train.ledger.kv_budget import share_words
 
-_NAMES = """FastV VisionZip FasterVLM PruMerge SparseVLM DivPrune CDPruner DART VisPruner EVS VidCom2 Quest AirCache H2O
-KVCompose PyramidKV SnapKV Compactor KeyDiff TOVA LagKV Streaming_LLM TGV_KV VL_Cache Expected_Attention"""
-METHODS = {name.lower(): name.replace("_", "-" if name in ("TGV_KV", "VL_Cache") else "") for name in _NAMES.split()}
-SELECTORS = {"linear": "router", "mlp": "MLP router", "value_norm": "by value norm", "random": "at random"}
+_SAID = json.loads(files(__package__).joinpath("notes.json").read_text("utf-8"))
+METHODS, SELECTORS = _SAID["methods"], _SAID["selectors"]
 """Spellings of methods and selectors in tables; others go by their own name."""
 Cell = score_tables.Estimate | str | None
 NOTHING = "-"
-NOTES = (
-    "Scores are computed from the stored answers; fractions are shown in %. Means are computed, and only where all of "
-    "their tasks are there: 3-mean = MMBench, TextVQA, GQA; 7-mean = all seven.",
-    "In brackets: bootstrap 95 % interval over samples, of several seeds over seeds and samples; for means samples are "
-    "resampled within each task. Differences (Δ) to the anchor are paired by sample and seed. A score without brackets "
-    "is no mean over samples.",
-    "Better and worse: the whole interval of the paired difference lies on one side of zero; level: it holds zero, so "
-    "these samples do not tell the two apart; not affected: compression could not change the score. Each interval is "
-    "a 95 % one by itself.",
-    f"{score_tables.MOOT} and grey: compression acted after the prompt, whose pass already gives the first token. "
-    "One-word answers and one-token choices are that token, so such a score does not measure the compression.",
-    "KV nominal: what the ledger promises of the compressed region's bytes. KV measured: the same from the packed "
-    "tensors; with index: and what finds the stored value groups; KV prompt: everything, the text included. Anchor KV "
-    "over ours is of KV measured, and must not be below 1. A threshold promises nothing: nominal is the mean that was "
-    "recorded when it was found, measured stands with its standard deviation over samples (±).",
-)
-CURVE_NOTE = (
-    "r: share of the compressed region's KV that is gone, measured. AUC: mean score over the range of r; compare it "
-    "over one range only. r within 10% (20%): the largest r whose relative loss, a mean over tasks, is not above that."
-)
-TIME_NOTE = (
-    "Seconds of all passes of a checkpoint, prompts and answers, summed over samples and processes; loading, reading "
-    "and tokenising are left out. Below the arms: each method's mean over its checkpoints (arms and seeds), as the "
-    "sub-token paper's Table 6 prints it. They compare arms of one machine and batch size alone."
-)
+NOTES, CURVE_NOTE, TIME_NOTE = _SAID["all"], _SAID["curves"], _SAID["times"]
 MATCHED = 0.01
 """Budgets differ where nominal or measured bytes are further apart than this share; then no verdict is given."""
 _VERDICTS = ("better", "worse", "level", "without an interval", "not affected", "not paired")

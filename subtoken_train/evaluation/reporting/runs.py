@@ -169,10 +169,9 @@ def _add(arms: dict[str, ArmResults], run: Run) -> None:
 
 def _printable(facts: results.ArmFacts) -> results.ArmFacts:
     """Write out what acts on a terminal, or breaks a line of a table, instead of standing there."""
-    texts: dict[str, Any] = {key: value for key, value in asdict(facts).items() if isinstance(value, str)}
-    for key, text in texts.items():
-        texts[key] = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
-    return replace(facts, **texts)
+    texts = [(key, value) for key, value in asdict(facts).items() if isinstance(value, str)]
+    shown: Any = {key: "".join(x if x.isprintable() else ascii(x)[1:-1] for x in text) for key, text in texts}
+    return replace(facts, **shown)
 
 
 def _read_run(folder: Path) -> Run:

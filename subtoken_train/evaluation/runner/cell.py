@@ -27,15 +27,8 @@ from subtoken_train.datasets.collate import Collator
 from subtoken_train.datasets.records import Record
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import MAX_TOKENS, at_place
+from subtoken_train.evaluation import results
 from subtoken_train.evaluation.metrics.metric import Prediction, TaskMetric
-from subtoken_train.evaluation.results import (
-    SAMPLES_GLOB,
-    Manifest,
-    SampleRecord,
-    SampleWriter,
-    prompt_digest,
-    read_samples,
-)
 from subtoken_train.evaluation.runner.arms import Arm
 from subtoken_train.evaluation.tasks.task import Modality, Sample, Task
 from subtoken_train.families.family import Family
@@ -130,7 +123,7 @@ def run_cell(
     progress: Progress | None = None,
 ) -> None:
     """Answer what a folder lacks, in the batches of an uninterrupted run; nothing is answered again."""
-    writer = SampleWriter(folder, processes.rank, processes.count)
+    writer = results.SampleWriter(folder, processes.rank, processes.count)
     processes.meet()  # the first process has cut torn lines, and nobody writes yet
     done = finished(folder, cell.samples)
     processes.meet()
@@ -145,14 +138,15 @@ def run_cell(
     processes.meet()
 
 
-def finished(folder: Path, samples: Sequence[Sample]) -> dict[str, SampleRecord]:
+def finished(folder: Path, samples: Sequence[Sample]) -> dict[str, results.SampleRecord]:
     """Read the samples that are answered already; answers to others than those that are asked are refused."""
-    return read_samples(folder, {sample.id: prompt_digest(sample.prompt, sample.choices) for sample in samples})
+    asked = {sample.id: results.prompt_digest(sample.prompt, sample.choices) for sample in samples}
+    return results.read_samples(folder, asked)
 
 
 def answered(
     cell: Cell, backbone: CompressedBackbone, batches: Iterable[Sequence[Sample]]
-) -> Iterator[list[tuple[SampleRecord, Outcome]]]:
+) -> Iterator[list[tuple[results.SampleRecord, Outcome]]]:
     """Ask batch after batch; the samples of one ask for the same (``plan_batches``)."""
     for batch in batches:
         prompts, continuations = cell.inputs(batch)
@@ -167,14 +161,15 @@ def answered(
         yield [(_record(*pair, cell.metric), pair[1]) for pair in zip(batch, outcomes, strict=True)]
 
 
-def _record(sample: Sample, outcome: Outcome, metric: TaskMetric) -> SampleRecord:
+def _record(sample: Sample, outcome: Outcome, metric: TaskMetric) -> results.SampleRecord:
     text = outcome.text if sample.keep_space else outcome.text.strip()
-    prediction: Prediction = list(outcome.logprobs) if sample.choices else text
+    said = map(float, outcome.greedy if sample.greedy else ())
+    prediction: Prediction = [*outcome.logprobs, *said] if sample.choices else text
     reference = dict(sample.reference)
-    return SampleRecord(
+    return results.SampleRecord(
         id=sample.id,
         kind=sample.kind,
-        prompt_sha256=prompt_digest(sample.prompt, sample.choices),
+        prompt_sha256=results.prompt_digest(sample.prompt, sample.choices),
         reference=reference,
         prediction=prediction,
         score=metric.score(prediction, reference),
@@ -194,7 +189,7 @@ def write_manifest(
     paper: float | None = None,
 ) -> None:
     """Write the manifest of a cell's folder, or compare it with the one that is there."""
-    manifest = Manifest(
+    manifest = results.Manifest(
         arm=arm.facts,
         task=task.name,
         options=_as_read(task.options),
@@ -310,7 +305,7 @@ def alone(folder: Path, processes: Processes) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if made and not any(path.stat().st_size for path in folder.rglob(SAMPLES_GLOB)):
+        if made and not any(path.stat().st_size for path in folder.rglob(results.SAMPLES_GLOB)):
             shutil.rmtree(folder)  # the lock's file is in it, so nobody waits for it
             for parent in made[1:]:
                 if not any(parent.iterdir()):

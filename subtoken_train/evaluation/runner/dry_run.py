@@ -7,10 +7,12 @@ trained is taken from its recipe. A nominal prompt of text is as long as its tas
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
+from jinja2 import Environment, StrictUndefined
 
 from subtoken_train.artifact.config import AdapterConfig
 from subtoken_train.calibrations import Unmade
@@ -163,21 +165,17 @@ def dry_run(grid: Grid, planned: Planned) -> DryRun:
 def _marked(spec: ArmSpec) -> tuple[ArmSpec, list[tuple[str, str]]]:
     """Return an arm with its missing calibrations marked as such (a threshold keeps all), and what makes each."""
     whose = shell_words(*(("--adapter", spec.adapter) if spec.backbone is None else ("--backbone", spec.backbone)))
-    options, keep = dict(spec.eviction_options), spec.eviction_keep
-    wanted: list[tuple[str, str, str]] = []
+    options, keep, wanted = dict(spec.eviction_options), spec.eviction_keep, list[tuple[str, str]]()
     for option, value in spec.eviction_options.items():
         method, _, name = option.rpartition(".")
         if name == CALIBRATION and isinstance(value, str) and not Path(value).is_file():
-            wanted.append((method or str(spec.eviction), value, whose))
+            wanted.append((value, f"{method or spec.eviction} {whose}"))
             options[option] = Unmade(value)
     threshold = threshold_file(keep)
     if threshold is not None and not Path(threshold).is_file():
-        wanted.append(("threshold", threshold, f"{whose} --option eviction={spec.eviction}"))
+        wanted.append((threshold, f"threshold {whose} --option eviction={spec.eviction}"))
         keep = 1.0
-    made = [
-        (f"calibration {path}", f"subtoken-train calibrate {method} {of} --out {shell_words(path)}")
-        for method, path, of in wanted
-    ]
+    made = [(f"calibration {to}", f"subtoken-train calibrate {how} --out {shell_words(to)}") for to, how in wanted]
     return replace(spec, eviction_options=options, eviction_keep=keep), made
 
 
@@ -193,45 +191,28 @@ def recipe_of(adapter: str) -> Path | None:
 
 def check_lines(grid: Grid, checked: DryRun) -> list[str]:
     """Return lines about tasks, arms, memory, and what is missing."""
-    counts = [samples for _, samples in checked.tasks]
-    answers = len(checked.arms) * sum(count or 0 for count in counts)
-    asked = "" if None in counts else f", {answers:,} answers"
-    lines = [f"{len(checked.arms)} arms x {len(checked.tasks)} tasks{asked}; records would go to {grid.out}"]
-    lines += ["", "tasks"]
-    for task, samples in checked.tasks:
-        options = ", ".join(f"{key}={value}" for key, value in task.options.items())
-        count = "all its samples" if samples is None else f"{samples:,} samples"
-        where = f"{task.source or 'not here yet'}" if task.needs_files else "made by its options"
-        where += f" ({options})" if options else ""
-        lines += [f"  {task.name}: {count}, {where}", f"    asked: {task.asks}"]
-    lines += ["", "arms (KV: share of the compressed tokens' cache that stays, computed)"]
     by_backbone: dict[str, list[PlannedArm]] = {}
     for arm in checked.arms:
         by_backbone.setdefault(arm.arm.facts.backbone, []).append(arm)
-        lines.append(f"  {_arm_words(arm)}")
-    lines += ["", "memory (of the weights, and of the cache of one batch of the longest prompts, whole and compressed)"]
+    sizes = []
     for backbone, arms in by_backbone.items():
-        first, kept = arms[0], [grid.batch_size * arm.kept for arm in arms]
-        sizes = (max(arm.laid_out.weights for arm in arms), grid.batch_size * first.dense, min(kept), max(kept))
-        weights, dense, least, most = (f"{size / GIB:.2f}" for size in sizes)
-        span = least if least == most else f"{least} to {most}"
-        tokens = f"{grid.batch_size} x {first.tokens:,} tokens"
-        lines.append(f"  {backbone}: weights {weights} GiB; {tokens}: {dense} GiB dense, {span} GiB kept")
-    lines += ["", *checked.notes] if checked.notes else []
-    wanted = [f"  {what}: {how}" for what, how in checked.wanted]
-    return [*lines, "", *(["missing", *wanted] if wanted else ["nothing is missing: this can run"])]
+        kept = [grid.batch_size * arm.kept for arm in arms]
+        held = max(arm.laid_out.weights for arm in arms), grid.batch_size * arms[0].dense, min(kept), max(kept)
+        sizes.append((backbone, arms[0].tokens, *(f"{size / GIB:.2f}" for size in held)))
+    words, counts = [*map(_arm_words, checked.arms)], [samples for _, samples in checked.tasks]
+    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(files(__package__).joinpath("check.txt.j2").read_text("utf-8"))
+    return template.render(grid=grid, checked=checked, arms=words, counts=counts, sizes=sizes).rstrip().split("\n")
 
 
 def _arm_words(planned: PlannedArm) -> str:
     facts, compression = planned.arm.facts, planned.arm.compression()
-    parts = [("reducer", facts.reducer), ("groups", facts.groups), ("eviction", facts.eviction)]
-    words = [f"{name} {value}" for name, value in parts if value != "-"]
+    words = [f"{name} {value}" for name in ("reducer", "groups", "eviction") if (value := getattr(facts, name)) != "-"]
     share = share_words(facts.nominal_kv)
     kept = "by its budget" if compression.share is None else share
     if compression.threshold is not None:
-        record = compression.threshold.record
         kept = "known after a run: a threshold promises no size"
-        if record is not None:
+        if (record := compression.threshold.record) is not None:
             kept = f"measured, {share} on average of {record.data.samples:,} prompts of {record.data.name}"
     words += [facts.protocol, f"KV {kept}", *([f"anchor {facts.anchor}"] if facts.anchor else [])]
     return f"{facts.name}: {facts.backbone}; {', '.join(words)}"

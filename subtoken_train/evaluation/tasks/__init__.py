@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import json
 import pkgutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -15,8 +16,11 @@ from subtoken_train.typed import checked
 if TYPE_CHECKING:
     from subtoken_train.evaluation.tasks.task import Task
 
-_TEXT = (pkgutil.get_data(__name__, "tasks.csv") or b"").decode()
-TASK_ROWS = {row["name"]: row for row in csv.DictReader(_TEXT.splitlines(True))}
+_TABLE = (pkgutil.get_data(__name__, "tasks.csv") or b"").decode()
+TASK_ROWS = {row["name"]: row for row in csv.DictReader(_TABLE.splitlines(True))}
+"""The rows by name."""
+WORDS: dict[str, Any] = json.loads(pkgutil.get_data(__name__, "words.json") or b"")
+"""What the benchmarks say in prompts, where a cell of the table does not hold it, and look for in answers."""
 TASKS: Registry[Task] = Registry(
     "task",
     group="subtoken_train.tasks",

@@ -7,15 +7,15 @@ figure belongs to that set, and a single image scores 0. The tokenizer is a Java
 import os
 import re
 import shutil
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
 from subtoken_train.errors import check_package
 from subtoken_train.evaluation.metrics.metric import TaskMetric
+from subtoken_train.evaluation.metrics.short_answers import bag_f1
 from subtoken_train.evaluation.tasks.files import FileRow
 from subtoken_train.evaluation.tasks.image_questions import ImageQuestions
 
@@ -25,10 +25,7 @@ def check_tokenizer() -> None:
     check_package("pycocoevalcap", "eval", "CIDEr")
     if shutil.which("java") is None:
         raise ValueError("CIDEr's PTB tokenizer needs Java, and there is no 'java' on the PATH; install a Java runtime")
-    found = find_spec("pycocoevalcap")
-    assert found is not None
-    assert found.submodule_search_locations  # a namespace: importlib.resources gives no folder of it
-    folder = Path(next(iter(found.submodule_search_locations))) / "tokenizer"
+    folder = Path(next(iter(import_module("pycocoevalcap").__path__))) / "tokenizer"  # it may be a namespace
     if not os.access(folder, os.W_OK):
         raise ValueError(f"CIDEr's PTB tokenizer writes to {folder}, which is read-only; install the package elsewhere")
 
@@ -58,9 +55,7 @@ def cider(predicted: Sequence[str], references: Sequence[Sequence[str]]) -> tupl
 
 def word_overlap(predicted: str, reference: str) -> float:
     """Return the F1 of the two captions' words (letters and digits, in lower case), repeated words counted."""
-    ours, theirs = (Counter(re.findall(r"\w+", text.lower())) for text in (predicted, reference))
-    shared = (ours & theirs).total()
-    return 2 * shared / (ours.total() + theirs.total()) if shared else 0.0
+    return bag_f1(*(re.findall(r"\w+", text.lower()) for text in (predicted, reference)))
 
 
 class CaptionCider(TaskMetric):

@@ -16,6 +16,7 @@ from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.scenes import COLOR_NAMES, DESCRIPTION_KINDS, PLACES
 from subtoken_train.errors import MAX_COUNT, MAX_SEED, MAX_TOKENS
 from subtoken_train.evaluation.metrics.metric import MeanScores, mean_of
+from subtoken_train.evaluation.metrics.short_answers import bag_f1
 from subtoken_train.evaluation.tasks.made_texts import MadeTexts, read_tokenizer
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.families.literal_marks import IMAGE_MARK, picture_marks, unescaped
@@ -136,8 +137,8 @@ def attribute_f1(prediction: str, answer: str) -> dict[str, float]:
     found, wanted = scene_attributes(prediction), scene_attributes(answer)
     scores = {}
     for name in ATTRIBUTES:
-        total = found[name].total() + wanted[name].total()
-        scores[name] = 2 * (found[name] & wanted[name]).total() / total if total else 1.0
+        ours, theirs = found[name].elements(), wanted[name].elements()
+        scores[name] = bag_f1(ours, theirs) if found[name] or wanted[name] else 1.0
     return scores
 
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from subtoken_train.datasets.image_sources import inside
 from subtoken_train.evaluation.metrics import short_answers
 from subtoken_train.evaluation.metrics.metric import mean_of
-from subtoken_train.evaluation.tasks import files
+from subtoken_train.evaluation.tasks import WORDS, files
 from subtoken_train.evaluation.tasks.files import FileRow, read_split, task_source
 from subtoken_train.evaluation.tasks.task import Sample, Task
 
@@ -138,13 +138,6 @@ class OCRBench(ImageQuestions):
 
 _LETTERS = tuple("ABCD")
 _BEGINS = re.compile(r"\s*([A-Z])\.")
-_STATIC_PHRASES = (
-    *(f"{before}{what} is" for what in ("answer", "option", "choice") for before in ("correct ", "the correct ")),
-    *(f"{before}{what} is" for what in ("answer", "option") for before in ("best ", "the best ")),
-    *(f"{before}{what} is" for what in ("answer", "choice") for before in ("", "the ", "my ")),
-    *(f"i {verb}" for verb in ("choose", "select", "pick")),
-    *("옵션", "정답은", "답은", "답:", "答案是", "答案为", "选", "答えは"),
-)
 _STATIC_FRAMES = ((3, "{})"), (4, "{}:"), (5, "{}."), (6, "({})"), (2, "{} "))
 
 
@@ -158,7 +151,7 @@ def best_placed_letter(text: str, letters: Iterable[str]) -> str | None:
     for letter in letters:
         frames = ((rank, frame.format(letter)) for rank, frame in _STATIC_FRAMES)
         places += [(rank, padded.rfind(framed), letter) for rank, framed in frames if framed in padded]
-        after = (padded.lower().find(phrase) + len(phrase) for phrase in _STATIC_PHRASES if phrase in padded.lower())
+        after = (padded.lower().find(said) + len(said) for said in WORDS["answer_phrases"] if said in padded.lower())
         places += [(7, padded.find(letter, start), letter) for start in after if letter in padded[start:]]
         if bare.startswith(letter) and not bare[1:2].isalpha():
             places.append((10, 0, letter))
@@ -241,10 +234,7 @@ class RealWorldQA(ImageChoices):
 class SEEDBench(ImageChoices):
     """SEED-Bench (Li et al., arXiv:2307.16125): the questions about images (lmms-eval's ``seed_image``), no videos."""
 
-    dimensions: ClassVar = (
-        "Scene Understanding", "Instance Identity", "Instance Attributes", "Instance Location", "Instances Counting",
-        "Spatial Relation", "Instance Interaction", "Visual Reasoning", "Text Understanding",
-    )  # fmt: skip
+    dimensions: ClassVar = WORDS["seedbench"]
 
     def question(self, row: FileRow) -> str:
         options = lettered(row.text(f"choice_{letter}") for letter in "abcd")

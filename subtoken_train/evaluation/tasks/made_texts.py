@@ -5,14 +5,12 @@ not, so scores compare over the same texts, not with published ones. A map hides
 lengths, in RULER's noise or a file's sentences. Not here: Kamradt's own needle and essays, and his judge.
 """
 
-import json
 import re
 import string
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.resources import files
 from itertools import pairwise, product
 from pathlib import Path
 from random import Random
@@ -22,6 +20,7 @@ from subtoken_train.artifact.hub import check_fetched
 from subtoken_train.datasets.recall import ADJECTIVES, NAMES, NOUNS
 from subtoken_train.documents import read_text
 from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, clipped
+from subtoken_train.evaluation.tasks import WORDS
 from subtoken_train.evaluation.tasks.ruler import NEW_TOKENS, LongContext, family, parts_of, ruler_sample
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.families.backbone_config import is_hub_id, resolve
@@ -58,7 +57,7 @@ class MadeTexts(Task):
         """Raise a ``ValueError`` where a sample does not fit into the length that is asked for."""
 
 
-_SAID = json.loads(files(__package__).joinpath("ruler_texts.json").read_text("utf-8"))  # "assgined" is RULER's
+_SAID = WORDS["ruler"]["made"]  # "assgined" is RULER's
 NOISE, _NEEDLE = _SAID["noise"], _SAID["needle"]
 _WORDS = (*ADJECTIVES, *NOUNS, *NAMES, *(name + ending for name, ending in product(NAMES, ("ta", "ro", "mi", "su"))))
 _HOPS, _COMMON_WORDS, _CODED_LENGTH, _ZETA_2 = 4, 10, 6, 1.6449340668482264  # the sum of 1 / k^2

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from subtoken_train.errors import check_package
-from subtoken_train.evaluation.metrics.metric import MeanScores
+from subtoken_train.evaluation.metrics.metric import mean_of
 from subtoken_train.evaluation.tasks.files import FileRow, read_jsonl, read_split, task_source
 from subtoken_train.evaluation.tasks.task import Sample, Task
 
@@ -24,19 +24,15 @@ def _check_scorer() -> None:
     check_package("math_verify", "eval", "the scoring of mathematical answers")
 
 
-class MathAccuracy(MeanScores):
-    """``accuracy``: what math-verify finds equal to ``solution`` within ``SECONDS``, in the process's main thread."""
+def is_equal(prediction: str, reference: Mapping[str, Any]) -> bool:
+    """Tell whether math-verify finds an answer equal to ``solution`` within ``SECONDS``, in the main thread."""
+    _check_scorer()
+    math_verify: Any = import_module("math_verify")
+    gold, target = (math_verify.parse(text, parsing_timeout=SECONDS) for text in (reference["solution"], prediction))
+    return bool(math_verify.verify(gold=gold, target=target, timeout_seconds=SECONDS))
 
-    names = ("accuracy",)
 
-    @staticmethod
-    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        _check_scorer()
-        math_verify: Any = import_module("math_verify")
-        gold, target = (
-            math_verify.parse(text, parsing_timeout=SECONDS) for text in (reference["solution"], prediction)
-        )
-        return {"accuracy": float(math_verify.verify(gold=gold, target=target, timeout_seconds=SECONDS))}
+MathAccuracy = mean_of("accuracy", is_equal)
 
 
 @dataclass

@@ -12,6 +12,7 @@ from typing import Any
 
 from subtoken_train.evaluation.metrics.metric import mean_of
 from subtoken_train.evaluation.metrics.short_answers import levenshtein
+from subtoken_train.evaluation.tasks import WORDS
 from subtoken_train.evaluation.tasks.files import FileRow, read_entries
 from subtoken_train.evaluation.tasks.image_questions import LETTER_ANSWER, ImageQuestions, lettered
 
@@ -112,13 +113,8 @@ def mathvista_prompt(problem: Mapping[str, Any]) -> str:
     unit = f" (Unit: {problem['unit']})" if problem["unit"] else ""
     choices = [lettered(problem["choices"])] if problem["choices"] else []
     kind, decimals = problem["answer_type"], problem["precision"]
-    forms = {
-        ("list", None): "Python list",
-        ("integer", None): "single integer number",
-        ("float", 1): "single floating-point number with one decimal place",
-        ("float", 2): "single floating-point number with two decimal places",
-    }
-    form = forms.get((kind, decimals if kind == "float" else None))
+    meant = [kind, decimals if kind == "float" else None]
+    form = next((words for *own, words in WORDS["mathvista"] if own == meant), None)
     asked = f"Answer the question using a {form}."
     if problem["question_type"] == "multi_choice":
         asked = LETTER_ANSWER.strip()

@@ -18,6 +18,7 @@ from string import ascii_uppercase
 from typing import Any, ClassVar
 
 from subtoken_train.evaluation.metrics.metric import MeanScores, mean, mean_of
+from subtoken_train.evaluation.tasks import WORDS
 from subtoken_train.evaluation.tasks.files import FileRow, read_split
 from subtoken_train.evaluation.tasks.image_questions import LETTER_ANSWER, SHORT_ANSWER, ImageQuestions, lettered
 from subtoken_train.evaluation.tasks.task import Sample
@@ -25,12 +26,6 @@ from subtoken_train.typed import shown
 
 LETTERS = "ABCDE"
 _LETTER = re.compile(r"[(\uff08]?([A-E])(?:[.:,)\u3002\uff1a\uff0c\u3001\uff09].*)?", re.DOTALL)
-_REFUSALS = (
-    "Sorry, I can't help with images of people yet.",
-    "I can't process this file.",
-    "I'm sorry, but without the image provided",
-    "Cannot determine the answer",
-)
 _VERBOSE = re.compile(r"answer\s+is\s+\**([A-D])", re.IGNORECASE)
 _PUNCTUATION = str.maketrans(dict.fromkeys(".()[],:;!*#{}", " "))
 
@@ -43,7 +38,7 @@ def plain_letter(text: str, options: Mapping[str, str]) -> str | None:
 
 def vlmevalkit_letter(text: str, options: Mapping[str, str]) -> str | None:
     """Read as VLMEvalKit's ``can_infer``; ``Z`` for an answer that refuses to choose."""
-    if any(refusal in text for refusal in _REFUSALS):
+    if any(refusal in text for refusal in WORDS["refusals"]):
         return "Z"
     words = text.translate(_PUNCTUATION).split()
     found = [letter for letter in options if letter in words]
@@ -138,18 +133,11 @@ class MMBench(ImageQuestions):
 
     prompt: str = "llava"
 
-    prompts: ClassVar = {
-        "llava": ("{}\n", "{question}\n{options}{ending}"),
-        "lmms": ("{} ", "{question} There are several options:\n{options}\n{ending}"),
-        "vlmevalkit": (
-            "Hint: {}\n",
-            "Question: {question}\nOptions:\n{options}\nPlease select the correct answer from the options above. \n",
-        ),
-    }
+    prompts: ClassVar[Mapping[str, Any]] = WORDS["mmbench"]["prompts"]
     """Words of LLaVA-1.5, lmms-eval and VLMEvalKit, whose own are English for Chinese questions too: for a hint, and
     for the question. Odd spaces and lines are theirs."""
     allowed: ClassVar = {"prompt": tuple(prompts)}
-    endings: ClassVar[Mapping[str, str]] = {"llava": LETTER_ANSWER, "lmms": LETTER_ANSWER}
+    endings: ClassVar[Mapping[str, str]] = WORDS["mmbench"]["english"]
     """Words that ask for the letter, by ``prompt``."""
 
     def sample(self, row: FileRow, number: int) -> Sample:
@@ -177,7 +165,7 @@ class MMBench(ImageQuestions):
 class MMBenchCN(MMBench):
     """The same in Chinese; "nan" is a hint in lmms-eval's words (``prompt: lmms``), whose scores are a judge's."""
 
-    endings: ClassVar = {"llava": "\n请直接回答选项字母。", "lmms": "\n请直接使用所提供的选项字母作为答案回答。"}
+    endings = WORDS["mmbench"]["chinese"]
 
     def hint(self, row: FileRow) -> str | None:
         given: str | None = row.values["hint"]

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, at_place
 from subtoken_train.evaluation.metrics.metric import MeanOfTasks
+from subtoken_train.evaluation.tasks import WORDS
 from subtoken_train.evaluation.tasks.files import read_jsonl, read_split, task_source
 from subtoken_train.evaluation.tasks.task import Sample, Task
 
@@ -46,10 +47,8 @@ class LongContext(Task):
         return Sample(name, "".join(parts), reference, context_characters=compressed, **others)
 
 
-RULER_TASKS = (
-    "niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3",
-    "niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe", "qa_1", "qa_2",
-)  # fmt: skip
+_WORDS = WORDS["ruler"]
+RULER_TASKS: tuple[str, ...] = tuple(_WORDS["tasks"])
 _CONTROL = re.compile(r"[\x00-\x1f]")
 
 
@@ -71,16 +70,10 @@ class RulerMatch(MeanOfTasks):
         return {reference["task"]: ruler_score(prediction, reference["task"], reference["answers"])}
 
 
-NEW_TOKENS = {"niah": 128, "vt": 30, "cwe": 120, "fwe": 50, "qa": 32}
+NEW_TOKENS: dict[str, int] = _WORDS["tokens"]
 """Tokens generated, by the first part of a task's name."""
-_QUESTIONS = {
-    "niah": re.compile(r"What (?:is|are all) the special magic"),
-    "vt": re.compile(r"Question: Find all variables that are assigned the value"),
-    "cwe": re.compile(r"Question: What are the 10 most common words in the above list\?"),
-    "fwe": re.compile(r"Question: Do not provide any explanation\."),
-    "qa": re.compile(r"Answer the question based on the given documents\."),
-}
-_ANSWERS = {"niah": "The special magic", **dict.fromkeys(("vt", "cwe", "fwe", "qa"), "Answer:")}
+_QUESTIONS = {name: re.compile(words) for name, words in _WORDS["questions"].items()}
+_ANSWERS: dict[str, str] = _WORDS["answers"]
 """Words that begin the answer prefix, after the question."""
 
 

@@ -47,6 +47,7 @@ class Sample:
         chat: a text is asked in the tokenizer's chat template; one without it is refused.
         prefix_characters: in a chat: so many of ``prompt``, at its end, begin the answer; None: none.
         keep_space: the answer is kept with the space around it.
+        greedy: the prediction has, after the choices' log-likelihoods, 1 or 0 each: whether greedy decoding says it.
         messages: conversation that is asked in place of a text's ``prompt``, in a chat template where there is one.
     """
 
@@ -64,6 +65,7 @@ class Sample:
     chat: bool = False
     prefix_characters: int | None = None
     keep_space: bool = False
+    greedy: bool = False
     messages: tuple[Message, ...] = ()
     variables: Mapping[str, Any] = field(default_factory=dict)
 

@@ -16,6 +16,7 @@ from typing import ClassVar, NamedTuple
 from subtoken_train.datasets.english import documents
 from subtoken_train.documents import read_text
 from subtoken_train.errors import MAX_COUNT, MAX_SEED
+from subtoken_train.evaluation.tasks import WORDS
 from subtoken_train.evaluation.tasks.ruler import LongContext
 from subtoken_train.evaluation.tasks.task import Sample
 
@@ -35,10 +36,7 @@ TEMPLATES = {
     for kind, says, asks, begins, values in list(csv.reader(_TEXT.splitlines()))[1:]
 }
 """By the kind of sample."""
-PEOPLE = str.split(
-    "Ada Boris Clara Daniel Elena Felix Greta Hugo Irene Jonas Karin Lukas Maria Nils Olga Peter Quentin Rosa Stefan "
-    "Tanja Ursula Viktor Wanda Xenia Yusuf Zoe Albert Bertha Conrad Dora Emil Flora"
-)
+PEOPLE: list[str] = WORDS["people"].split()
 
 
 @dataclass

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from subtoken_train.evaluation.metrics.metric import TaskMetric, mean
-from subtoken_train.evaluation.tasks import files
+from subtoken_train.evaluation.tasks import WORDS, files
 from subtoken_train.evaluation.tasks.files import FileRow
 from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
 from subtoken_train.evaluation.tasks.task import Sample
@@ -106,12 +106,7 @@ class POPE(ImageQuestions):
         return [row for row in super().parquet_rows() if row.values["category"] in self.categories]
 
 
-_MME_TOTALS = {
-    "perception": (
-        "existence", "count", "position", "color", "posters", "celebrity", "scene", "landmark", "artwork", "OCR",
-    ),
-    "cognition": ("commonsense_reasoning", "numerical_calculation", "text_translation", "code_reasoning"),
-}  # fmt: skip
+_MME_TOTALS: dict[str, list[str]] = WORDS["mme"]
 MME_SUBTASKS = tuple(name for names in _MME_TOTALS.values() for name in names)
 
 

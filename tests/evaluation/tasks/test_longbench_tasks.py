@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 
 from subtoken_train.evaluation.tasks import build_task, longbench
-from tests.support.benchmark_folders import refused
+from tests.support.benchmark_folders import listed, refused
 
 ROW = {"input": "Who {context} ran?", "context": "A {input} cat\nran.", "answers": ["cat"], "all_classes": None}
 
@@ -53,17 +53,7 @@ def test_all_sets(tmp_path):
     assert build_task("longbench", sets=["lcc", "multifieldqa_en"]).expected_rows == 650
 
 
-@pytest.mark.parametrize(
-    ("name", "row", "message"),
-    [
-        ("lcc", {"answers": []}, r"lcc\.jsonl, line 2: no answers"),
-        ("lcc", {"answers": [3]}, r"line 2: answers is \[3\], but must be a list of texts"),
-        ("lcc", {"context": None}, r"line 2: context is None, but must be a text"),
-        ("lcc", {"dataset": "trec"}, r"line 2: dataset is 'trec', in the file of 'lcc'"),
-        ("trec", {}, r"line 2: all_classes is None, but must be a list of texts"),
-        ("passage_retrieval_en", {}, r"line 2: an answer names no paragraph: 'cat'"),
-    ],
-)
+@pytest.mark.parametrize(("name", "row", "message"), listed("test_rows_that_cannot_be_scored"))
 def test_rows_that_cannot_be_scored(tmp_path, name, row, message):
     write(tmp_path, name, {"answers": ["Paragraph 1"], "all_classes": ["x"]}, row)
     refused(message, "longbench", tmp_path, sets=[name])
@@ -76,42 +66,12 @@ def score(name, text, *answers, classes=()):
     return longbench.longbench_score(text, {"set": name, "answers": list(answers), "classes": list(classes)})
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "answers", "expected"),
-    [
-        ("qasper", "The cat, a dog", ["cat dog bird", "no"], 0.8),
-        ("qasper", "the", ["a"], 0.0),
-        ("triviaqa", "\n\nParis\nPassage: more", ["paris!"], 1.0),
-        ("triviaqa", "Paris is it", ["it", "Paris"], 0.5),
-        ("gov_report", "the cat sat. it ran", ["a cat ran. it sat."], 0.7999999950000002),
-        ("gov_report", "the the the cat", ["the cat. the dog"], 0.7999999952000001),
-        ("qmsum", "...", ["a"], 0.0),
-        ("samsum", "Amy met Bo\nDialogue: Cy met Di", ["Bo met Amy"], 0.3333333283333334),
-        ("passage_count", "There are 12, not 7 or 12", ["12"], 2 / 3),
-        ("passage_count", "none", ["12"], 0.0),
-        ("passage_retrieval_en", "Paragraph 3", ["Paragraph 3"], 1.0),
-        ("passage_retrieval_en", "13 or 3", ["Paragraph 3"], 0.5),
-        ("passage_retrieval_zh", "\u6bb5\u843d5", ["\u6bb5\u843d5"], 1.0),
-        ("lcc", "\n# note\n```\n    return x\nx = 1", ["    return y"], 0.92),
-        ("lcc", "return x", ["    return x"], 0.8),  # indentation counts
-        ("lcc", "# all", ["x"], 0.0),
-        ("repobench-p", "x = f(1) // 2\n", [""], 1.0),  # nothing is left, and nothing is wanted
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "answers", "expected"), listed("test_what_the_original_gave"))
 def test_what_the_original_gave(name, text, answers, expected):
     assert score(name, text, *answers) == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("text", "answer", "expected"),
-    [
-        ("it is other", "other", 1.0),
-        ("human or other", "other", 0.5),
-        ("Number of dogs", "Number of dogs", 1.0),
-        ("Number, number of, Number of dogs", "Number of dogs", 0.5),  # the class after a dropped one is passed over
-        ("neither", "human", 0.0),
-    ],
-)
+@pytest.mark.parametrize(("text", "answer", "expected"), listed("test_classes"))
 def test_classes(text, answer, expected):
     assert score("trec", text, answer, classes=CLASSES) == expected
 
@@ -190,18 +150,7 @@ def test_how_v2_is_asked(tmp_path):
     assert (whole.chat, whole.prompt[whole.context_characters :]) == (True, V2_PROMPT.rpartition("\n")[2])
 
 
-@pytest.mark.parametrize(
-    ("text", "letter"),
-    [
-        ("The correct answer is (B).", "B"),
-        ("**The correct answer is (C)**", "C"),
-        ("The correct answer is D", "D"),
-        ("The correct answer is A, no: The correct answer is (B)", "B"),
-        ("the correct answer is (B)", None),
-        ("The correct answer is (E)", None),
-        ("B", None),
-    ],
-)
+@pytest.mark.parametrize(("text", "letter"), listed("test_the_letter_that_an_answer_says"))
 def test_the_letter_that_an_answer_says(text, letter):
     assert longbench.said_letter(text) == letter
 
@@ -215,15 +164,7 @@ def test_scores_by_difficulty_and_length():
     assert metric.compute() == expected
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"answer": "E"}, r"data\.json, entry\[1\]: unknown answer 'E'\. Allowed: A, B, C, D"),
-        ({"length": "huge"}, r"unknown length 'huge'"),
-        ({"difficulty": None}, r"unknown difficulty None"),
-        ({"context": 3}, r"entry\[1\]: context is 3, but must be a text"),
-    ],
-)
+@pytest.mark.parametrize(("row", "message"), listed("test_rows_of_v2_that_cannot_be_scored"))
 def test_rows_of_v2_that_cannot_be_scored(tmp_path, row, message):
     refused(r"has no data\.json\. hf download THUDM/LongBench-v2", "longbench_v2", tmp_path)
     refused("longbench_v2 reads a folder, and THUDM/LongBench-v2 is not one", "longbench_v2", "THUDM/LongBench-v2")

@@ -12,7 +12,7 @@ from subtoken_train.evaluation.tasks import TASKS, build_task
 from subtoken_train.evaluation.tasks.local import RULES, LocalScores
 from subtoken_train.resources import resource
 from subtoken_train.typed import checked
-from tests.support.benchmark_folders import refused
+from tests.support.benchmark_folders import listed, refused
 
 LINE = {"image": "cat.png", "question": "What is this?", "answers": ["cat", "a cat"], "metric": "exact_match"}
 
@@ -56,40 +56,13 @@ def test_modality_is_the_tasks(tmp_path):
     refused(r"has 0 .jsonl files; name the file that is meant", "local", tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (without("answers"), "answers is missing"),
-        (without(answers=[]), r"answers must be a text that is not empty, got \[\]"),
-        (without(answers=[1]), r"answers.* is .*1"),
-        (without(question=""), "question must be a text that is not empty"),
-        (without(metric="cider"), "unknown metric 'cider'. Allowed: anls, contains, exact_match, relaxed, vqa"),
-        (without(metric="vqa"), "metric vqa needs 4 people's answers or more, got 2"),
-        (without(id=True), "id is True; it must be"),
-        (without(image=3), "image is 3; it must be"),
-        (without(images="a.png"), "unknown key 'images'. Did you mean 'image'?"),
-        (without(question="<image> <image>"), "2 <image> in the prompt, 1 images; write one for each"),
-    ],
-)
+@pytest.mark.parametrize(("line", "message"), listed("test_a_broken_line_is_named"))
 def test_a_broken_line_is_named(tmp_path, line, message):
     path = write(tmp_path, LINE, line)
     refused(rf"questions.jsonl, line 2: {message}", "local", path)
 
 
-@pytest.mark.parametrize(
-    ("rule", "prediction", "answers", "expected"),
-    [
-        ("exact_match", " A Cat. ", ["dog", "a cat"], 1),
-        ("exact_match", "a cat!", ["a cat"], 0),
-        ("contains", "It is a CAT", ["dog", "cat"], 1),
-        ("contains", "it is", ["cat"], 0),
-        ("relaxed", "10.4", ["7", "10"], 1),
-        ("relaxed", "10.6", ["10"], 0),
-        ("anls", "helo", ["hello"], 0.8),
-        ("anls", "xyz", ["hello"], 0),
-        ("vqa", "two", ["2"] * 3 + ["three"] * 7, (7 * 1 + 3 * 2 / 3) / 10),
-    ],
-)
+@pytest.mark.parametrize(("rule", "prediction", "answers", "expected"), listed("test_rules"))
 def test_rules(rule, prediction, answers, expected):
     reference = {"answers": answers, "metric": rule}
     assert LocalScores.score(prediction, reference) == pytest.approx(expected, abs=1e-9)
@@ -139,30 +112,7 @@ def test_recall_takes_a_split_and_a_seed():
     assert {sample.prompt for sample in first}.isdisjoint(sample.prompt for sample in second)
 
 
-REFUSED = [
-    ("recall", {"num_facts": "x"}, "option num_facts of task recall is 'x'; it must be a whole number"),
-    ("textvqa", {"ocr": 1}, "is 1; it must be true or false"),
-    ("pope", {"category": None}, "is null; it must be a text"),
-    ("ruler", {"tasks": "vt"}, "is 'vt'; it must be a list"),
-    ("ruler", {"tasks": ["vt", 3]}, r"tasks of task ruler\[1\] is 3; it must be a text"),
-    *((name, {"chat": "yes"}, "chat of task") for name in ("ruler", "ruler_synthetic", "longbench")),
-    ("ruler", {"taks": ["vt"]}, "unknown option of task ruler 'taks'. Did you mean 'tasks'?"),
-    ("ruler_synthetic", {"tokenizer": 3}, "tokenizer of task ruler_synthetic is 3; it must be a text"),
-    ("ruler_synthetic", {"samples_per_task": 0}, "samples_per_task of ruler_synthetic is 0; it must be 1 to"),
-    ("ruler_synthetic", {"tasks": []}, r"tasks of ruler_synthetic is \[\]; name one or more, each once"),
-    ("ruler", {"tasks": ["vt", "vt"]}, "tasks of ruler is .*; name one or more, each once"),
-    ("longbench", {"sets": []}, "sets of longbench"),
-    ("local_text", {"max_new_tokens": 0}, "max_new_tokens of local_text is 0"),
-    ("aime25", {"max_new_tokens": 0}, "max_new_tokens of aime25 is 0; it must be 1 to 1,048,576"),
-    ("video_tt", {"frames": -1}, "frames of video_tt is -1; it must be 1 to"),
-    ("recall", {"seed": -1}, "seed of recall is -1; it must be 0 to"),
-    ("wikitext", {"config": "../x"}, "config of wikitext is '../x'"),
-    ("wikitext", {"query_words": 0}, "query_words of wikitext is 0"),
-    ("wikitext", {"prefix_words": 0}, "prefix_words of wikitext is 0; it must be 1 to 16,777,216"),
-]
-
-
-@pytest.mark.parametrize(("task", "options", "message"), REFUSED)
+@pytest.mark.parametrize(("task", "options", "message"), listed("test_options_that_are_refused_when_a_task_is_made"))
 def test_options_that_are_refused_when_a_task_is_made(task, options, message):
     with pytest.raises(ValueError, match=message):
         build_task(task, **options)
@@ -178,18 +128,7 @@ def test_a_value_that_an_option_does_not_have(name, option):
         build_task(name, **{option: given})
 
 
-NOT_SERVED = [
-    ("ruler_synthetic", {"length": 1000, "tasks": ["cwe"]}, None),
-    ("ruler_synthetic", {"length": 100, "tasks": ["niah_single_1"]}, "length 100 leaves -28 tokens or words"),
-    ("ruler_synthetic", {"tokenizer": "checkpoints"}, "tokenizer 'checkpoints' cannot be loaded"),
-    ("recall", {"context_length": 20}, "24 facts do not fit into context_length 20"),
-    ("recall", {"context_length": 10_000_000}, "longer than the test split's English"),
-    ("recall", {"num_questions": 99}, "num_questions 99 and num_facts 24"),
-    ("recall", {"tokenizer": "checkpoints"}, "tokenizer 'checkpoints' cannot be loaded"),
-]
-
-
-@pytest.mark.parametrize(("name", "options", "message"), NOT_SERVED)
+@pytest.mark.parametrize(("name", "options", "message"), listed("test_what_samples_refuse_is_refused_by_the_check"))
 def test_what_samples_refuse_is_refused_by_the_check(name, options, message):
     """The words of both are the same; what passes the check has samples."""
     task = build_task(name, **options)
