@@ -41,13 +41,9 @@ def select_samples(blocks: list[Block], samples: list[int], kv_heads: int) -> li
 
 def select_part(part: BlockPart, index_R: Tensor) -> BlockPart:
     """Copy the entries and pieces of some rows."""
-
-    def of_rows(stored: Tensor) -> Tensor:
-        return stored[index_R]
-
-    values, places = part.values, None if part.position_RM is None else of_rows(part.position_RM)
+    values, of_rows = part.values, itemgetter(index_R)
     chosen = _select_values(values, index_R) if isinstance(values, RoutedValues) else values.each(of_rows)
-    return BlockPart(part.keys.each(of_rows), chosen, part.cut, places)
+    return BlockPart(part.keys.each(of_rows), chosen, part.cut, each_tensor(part.position_RM, of_rows))
 
 
 def _select_values(values: RoutedValues, index_R: Tensor) -> RoutedValues:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -239,10 +240,7 @@ def _select(part: BlockPart, rows: Tensor, mark_RM: Tensor) -> BlockPart:
     if len(rows) < len(mark_RM):
         part, mark_RM = select_part(part, rows), mark_RM[rows]
     index_RM = mark_RM.nonzero()[:, 1].view(len(rows), -1)
-
-    def taken(vectors_RcMd: Tensor) -> Tensor:
-        return take_entries(vectors_RcMd, index_RM)
-
+    taken = partial(take_entries, index_RM=index_RM)
     keys, values = part.keys.each(taken), part.values
     if isinstance(values, Payload):
         return BlockPart(keys, values.each(taken), part.cut)

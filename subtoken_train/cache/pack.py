@@ -12,15 +12,16 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from operator import itemgetter
 
 import torch
 from torch import Tensor
 
 from subtoken_train.cache.by_sample import select_part
-from subtoken_train.functional.gather import on_device, take_entries
+from subtoken_train.functional.gather import each_tensor, on_device, take_entries
 from subtoken_train.kernels.choice import choose_kernel
-from subtoken_train.kernels.formats import MODEL, Format, Payload
-from subtoken_train.kernels.row_table import DTYPES
+from subtoken_train.kernels.formats import MODEL, Format, Part, Payload
+from subtoken_train.kernels.row_table import DTYPES, Field, addresses
 from subtoken_train.kernels.storage import Block, BlockPart, PageIndex, RoutedValues, pack_bits
 from subtoken_train.types import LayerPlan, Layout
 
@@ -163,141 +164,102 @@ def pack_layer(
     ``position_BN``: of the rows, in a layer with a window. ``counts``: of ``read_counts`` by the same packing; None:
     they are read now. ``fill_BV``: what pieces that are not stored read as, [B or 1, h * d]; stored ones go without it.
     """
-    _, kv_heads, length, width = key_BhNd.shape
+    batch, kv_heads, length, width = key_BhNd.shape
     counts = counts or read_counts([plan], kv_heads, width, packing.layout, [packing.form])[0]
     marks = counts.marks if counts.marks.rows_RM.device == key_BhNd.device else on_device(counts.marks, key_BhNd.device)
-    num_rows, feedback = len(marks.rows_RM), packing.feedback_Bhdd
-    feedback = feedback if feedback is None else feedback.reshape(num_rows, -1, width, width)
-    keys, values = (x.reshape(num_rows, -1, length, width) for x in (key_BhNd, value_BhNd))
-    fill = None if fill_BV is None else fill_BV.expand(len(key_BhNd), -1).reshape(num_rows, -1, 1, width)
-    places_RN = None if position_BN is None else position_BN.int().repeat_interleave(num_rows // len(key_BhNd), 0)
-    channels_Rck = _channels(plan)
-    alike = _alike(counts.kinds)
-    beside = packing.form, alike, channels_Rck, position_BN, fill
-    if (fused := _fused((key_BhNd, value_BhNd), counts, marks, *beside)) is not None:
-        return fused
-    blocks = []
+    num_rows, form, fed = len(marks.rows_RM), packing.form, packing.feedback_Bhdd
+    pieces = len(marks.bit_of) * num_rows // (batch * kv_heads) or 1  # of a head
+    whole = all(each % form.per_code == 0 for each in (width, width // pieces, marks.channels))
+    served = whole and key_BhNd.dtype == value_BhNd.dtype in DTYPES and width <= 256
+    fused = served and not (form.mixes and plan.cut_keys) and choose_kernel(key_BhNd.device.type).path == "triton"
+    states = (x if fused else x.reshape(num_rows, -1, length, width) for x in (key_BhNd, value_BhNd))
+    beside = None if position_BN is None else position_BN.int().repeat_interleave(num_rows // batch, 0)
+    fill_Rc1d = None if fill_BV is None else fill_BV.expand(batch, -1).reshape(num_rows, -1, 1, width)
+    feedback_Rcdd = None if fed is None else fed.reshape(num_rows, -1, width, width)
+    plan_of = marks.rows_RM, marks.kinds, marks.flags_RSM, _channels(plan)
+    layer = _Rows(*states, *plan_of, beside, fill_Rc1d, feedback_Rcdd)
+    blocks, alike = [], dict[tuple[int, ...], list[int]]()
+    for row, each in enumerate(counts.kinds):
+        alike.setdefault(each, []).append(row)
+    table = torch.zeros(num_rows, len(marks.kinds), len(Field), dtype=torch.int64)
     for sizes, members in alike.items():
         rows = None if len(alike) == 1 else _sent(members, torch.int64, key_BhNd.device)
-
-        def of_rows(part: Tensor, rows: Tensor | None = rows) -> Tensor:
-            return part if rows is None else part[rows]
-
-        own_keys, own_values, own_row = of_rows(keys), of_rows(values), of_rows(marks.rows_RM)
-        channels = None if channels_Rck is None else of_rows(channels_Rck)
-        parts, routed_kinds = [], iter(counts.bits)
-        for kind, size in zip(marks.kinds, sizes, strict=True):
-            bits = next(routed_kinds) if kind.routed else []
-            if not size and kind is not marks.kinds[-1]:
-                continue
-            places = _places(of_rows(kind.marks_RM), size)
-            index = own_row.gather(1, places)
-            key_RcMd = take_entries(own_keys, index, channels if kind.cut else None)
-            stored = kind.form.store_keys(key_RcMd, None if feedback is None else of_rows(feedback))
-            value_RcMd = take_entries(own_values, index)
-            stands = None if places_RN is None else of_rows(places_RN).gather(1, index)
-            if kind.routed:
-                assert marks.flags_RSM is not None
-                assert marks.piece_bit is not None
-                own_bits = of_rows(marks.flags_RSM)
-                flags = own_bits.gather(2, places[:, None].expand(-1, own_bits.shape[1], -1))
-                value_RcMd = value_RcMd if fill is None else value_RcMd - of_rows(fill)
-                bounds = [0, *accumulate(bits[row][bit] for row in members for bit in marks.bit_of)]
-                kept = _routed_values(value_RcMd, flags, marks.piece_bit, stored, bounds)
-                parts.append(BlockPart(stored, kept, kind.cut, stands))
-            else:
-                parts.append(BlockPart(stored, kind.form.store(value_RcMd), kind.cut, stands))
-        channels = channels if any(part.cut for part in parts) else None
-        blocks.append(Block(rows, parts, channels, numbers=None if rows is None else members))
-    return blocks
-
-
-def _alike(kinds: list[tuple[int, ...]]) -> dict[tuple[int, ...], list[int]]:
-    """Gather the rows that hold as many entries of each kind, by these numbers."""
-    found: dict[tuple[int, ...], list[int]] = {}
-    for row, own in enumerate(kinds):
-        found.setdefault(own, []).append(row)
-    return found
-
-
-def _fused(
-    states: tuple[Tensor, Tensor],
-    counts: RowCounts,
-    marks: PlanMarks,
-    form: Format,
-    alike: dict[tuple[int, ...], list[int]],
-    channels_Rck: Tensor | None,
-    position_BN: Tensor | None,
-    fill_Rc1d: Tensor | None,
-) -> list[Block] | None:
-    """Return the blocks that one launch writes; None where the kernel does not run, or not for these."""
-    (key, value), device, width = states, states[0].device, states[0].shape[3]
-    pieces = len(marks.bit_of) * len(marks.rows_RM) // math.prod(key.shape[:2]) or 1  # of a head
-    whole = all(each % form.per_code == 0 for each in (width, width // pieces, marks.channels))
-    served = "triton_pack" in form.kernels and key.dtype == value.dtype in DTYPES and whole and width <= 256
-    if not served or choose_kernel(device.type).path != "triton":
-        return None
-    from subtoken_train.kernels.triton_pack import FIELDS, launch_packing
-
-    table = torch.zeros(len(marks.rows_RM), len(marks.kinds), FIELDS.value, dtype=torch.int64)
-    blocks = []
-    for sizes, members in alike.items():
+        own = layer if rows is None or fused else each_tensor(layer, itemgetter(rows))
+        held = [number for number, size in enumerate(sizes) if size or number == len(sizes) - 1]
         parts = []
-        for number, size in enumerate(sizes):
-            if size or number == len(sizes) - 1:
-                part, columns = _room(number, size, members, marks, counts, form, key)
-                if position_BN is not None:
-                    part.position_RM = torch.empty(len(members), size, dtype=torch.int32, device=device)
-                first, step = torch.tensor([*columns, _by_row(part.position_RM)]).T
-                table[members, number] = first + step * torch.arange(len(members))[:, None]
-                parts.append(part)
-        rows = None if len(alike) == 1 else _sent(members, torch.int64, device)
-        channels = channels_Rck if channels_Rck is None or rows is None else channels_Rck[rows]
+        for number in held:
+            routed = counts.bits[number] if marks.kinds[number].routed else []
+            bounds = [0, *accumulate(routed[row][bit] for row in members if routed for bit in marks.bit_of)]
+            shape = len(members), kv_heads * batch // num_rows, sizes[number]
+            parts.append((_room if fused else _written)(own, marks.piece_bit, number, shape, bounds))
         cut = any(part.cut for part in parts)
-        blocks.append(Block(rows, parts, channels if cut else None, numbers=None if rows is None else members))
-    if most := max(max(sizes) for sizes in alike):
-        marks_KRM = torch.stack([kind.marks_RM for kind in marks.kinds])
-        beside = marks.piece_bit, channels_Rck, None if position_BN is None else position_BN.int(), fill_Rc1d
-        own = marks.rows_RM, marks.flags_RSM, beside, pieces, len(counts.bits), most
-        launch_packing(states, form, table.to(device, non_blocking=True), marks_KRM, *own)
+        channels = each_tensor(layer.channels_Rck, lambda x, rows=rows: x if rows is None else x[rows]) if cut else None
+        blocks.append(Block(rows, parts, channels, numbers=None if rows is None else members))
+        for number, part in zip(held, parts, strict=True) if fused else ():
+            first, step = torch.tensor([*addresses(blocks[-1], part).values()]).T
+            table[members, number] = first + step * torch.arange(len(members))[:, None]
+    if fused and (most := max(max(sizes) for sizes in alike)):
+        from subtoken_train.kernels.triton_pack import launch_packing
+
+        table = table.to(key_BhNd.device, non_blocking=True)
+        launch_packing(layer, form, table, pieces, len(counts.bits), most)
     return blocks
 
 
-def _room(
-    number: int, size: int, members: list[int], marks: PlanMarks, counts: RowCounts, form: Format, like: Tensor
-) -> tuple[BlockPart, list[tuple[int, int]]]:
-    """Return a part that nothing is written to yet, and (first row's number, step) of most columns of its table."""
-    kind, heads, width = marks.kinds[number], math.prod(like.shape[:2]) // len(marks.rows_RM), like.shape[3]
-    rows, device = (len(members), heads, size), like.device
+@dataclass(frozen=True)
+class _Rows:
+    """What some rows of a layer store, and by what; the first axis of all tensors is theirs."""
 
-    def payload(lead: tuple[int, ...], width: int) -> Payload:
-        data = torch.empty(*lead, form.code_width(width), dtype=form.code_dtype(like.dtype), device=device)
-        scale = torch.empty(*rows, 1, dtype=torch.float16, device=device) if form.rounds else None
-        return Payload(data, scale, like.dtype, form)
+    keys_RcNd: Tensor  # [B, h, N, d], as the values, where one launch writes all
+    values_RcNd: Tensor
+    own_RM: Tensor
+    kinds: list[Kind]
+    flags_RSM: Tensor | None
+    channels_Rck: Tensor | None
+    position_RN: Tensor | None
+    fill_Rc1d: Tensor | None
+    feedback_Rcdd: Tensor | None
 
-    keys = payload(rows, marks.channels if kind.cut else width)
-    columns = [(size, 0), (int(kind.cut), 0), _by_row(keys.data), _by_row(keys.scale)]
+
+def _written(own: _Rows, piece_bit: Tensor | None, number: int, shape: Sequence[int], bounds: list[int]) -> BlockPart:
+    """Return the part of one kind of so many rows, heads and entries, as torch writes it."""
+    kind = own.kinds[number]
+    places = _places(kind.marks_RM, shape[2])
+    index = own.own_RM.gather(1, places)
+    key_RcMd = take_entries(own.keys_RcNd, index, own.channels_Rck if kind.cut else None)
+    stored, value_RcMd = kind.form.store_keys(key_RcMd, own.feedback_Rcdd), take_entries(own.values_RcNd, index)
+    stands = None if own.position_RN is None else own.position_RN.gather(1, index)
     if not kind.routed:
-        values = payload(rows, width)
-        columns += [_by_row(values.data), _by_row(values.scale), *[(0, 0)] * 3]
-        return BlockPart(keys, values, kind.cut), columns
-    assert marks.flags_RSM is not None
-    assert marks.piece_bit is not None
-    own, bits, index = counts.bits[number], marks.flags_RSM.shape[1], None
-    bounds = [0, *accumulate(own[row][bit] for row in members for bit in marks.bit_of)]
-    if not _all_alike(bounds, size):
-        index = torch.empty(len(members), bits, -(-size // 8), dtype=torch.uint8, device=device)
-    offsets = _sent(bounds[:-1], torch.int32, device)
-    pieces = payload((bounds[-1],), width * heads // len(marks.bit_of))
-    columns += [(pieces.data.data_ptr(), 0), _by_row(pieces.scale), (offsets.data_ptr(), 4 * len(marks.bit_of))]
-    columns += [_by_row(index), (-(-size // 8), 0)]
-    routed = RoutedValues(index, pieces, offsets, marks.piece_bit.clone(), size, heads, bounds)
-    return BlockPart(keys, routed, kind.cut), columns
+        return BlockPart(stored, kind.form.store(value_RcMd), kind.cut, stands)
+    assert own.flags_RSM is not None
+    assert piece_bit is not None
+    flags = own.flags_RSM.gather(2, places[:, None].expand(-1, own.flags_RSM.shape[1], -1))
+    value_RcMd = value_RcMd if own.fill_Rc1d is None else value_RcMd - own.fill_Rc1d
+    return BlockPart(stored, _routed_values(value_RcMd, flags, piece_bit, stored, bounds), kind.cut, stands)
 
 
-def _by_row(tensor: Tensor | None) -> tuple[int, int]:
-    """Return the first row's address, and the bytes from row to row; 0 of no tensor."""
-    return (0, 0) if tensor is None else (tensor.data_ptr(), tensor.nbytes // len(tensor))
+def _room(own: _Rows, piece_bit: Tensor | None, number: int, shape: Sequence[int], bounds: list[int]) -> BlockPart:
+    """Return the same part with nothing written to it yet."""
+    kind, width, (rows, heads, size) = own.kinds[number], own.keys_RcNd.shape[3], shape
+    form, new, dtype = kind.form, own.keys_RcNd.new_empty, own.keys_RcNd.dtype
+
+    def payload(part: Part, lead: tuple[int, ...], width: int) -> Payload:
+        data = new(*lead, form.code_width(width), dtype=form.code_dtype(dtype))
+        scale = new(form.scale_shape(shape, width, part), dtype=torch.float16) if form.rounds else None
+        return Payload(data, scale, dtype, form)
+
+    cut = own.channels_Rck is not None and kind.cut
+    keys = payload("keys", shape, own.channels_Rck.shape[2] if cut else width)
+    stands = None if own.position_RN is None else new(rows, size, dtype=torch.int32)
+    if not kind.routed:
+        return BlockPart(keys, payload("values", shape, width), kind.cut, stands)
+    assert own.flags_RSM is not None
+    assert piece_bit is not None
+    flags = None if _all_alike(bounds, size) else new(rows, own.flags_RSM.shape[1], -(-size // 8), dtype=torch.uint8)
+    offsets = _sent(bounds[:-1], torch.int32, piece_bit.device)
+    pieces = payload("pieces", (bounds[-1],), width * heads // len(piece_bit))
+    values = RoutedValues(flags, pieces, offsets, piece_bit.clone(), size, heads, bounds)
+    return BlockPart(keys, values, kind.cut, stands)
 
 
 def _sent(numbers: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:

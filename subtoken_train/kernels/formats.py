@@ -1,8 +1,9 @@
 """Formats of stored keys and values: one object says how vectors are stored, read, counted and named.
 
 A new format is an object in ``FORMATS`` below and its name in ``KVDtype`` of ``settings.py``: packing, bytes, saved
-caches, flags, pages and tests take it from there. ``docs/formats.md`` has a row. Only a new class needs more: what it
-does not override it has (no fast kernel, all of torch's), and ``tests/kernels/test_formats.py`` names its reference.
+caches, flags, pages and tests take it from there. ``docs/formats.md`` has a row. A GPU writes it as its ``rounding``
+says; no kernel that it does not name reads it. Only a new class needs more: ``tests/kernels/test_formats.py`` names its
+reference.
 
 Shapes of payloads: [R, c, M, d] with R rows of a block, c heads of a row, M entries, d channels. The pieces of values
 that are stored in part are [n, w], n pieces of w channels, whose scales are those of their entries.
@@ -14,7 +15,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from itertools import pairwise
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +26,7 @@ from subtoken_train.settings import KVDtype
 
 Part = Literal["keys", "values", "pieces"]
 
-KERNELS = ("triton_pack", "triton_decode", "native")
+KERNELS = ("triton_decode", "native")
 CHUNK = 2**20  # bytes of codes that are dequantised per call
 SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
 """Shares of a rotated key's largest magnitude that its scale is tried with."""
@@ -40,22 +42,52 @@ def places_of_pieces(stored_n: Tensor, per_head: int, entries: int) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Rounding:
+    """How a part's numbers are rounded, as ``triton_pack.py`` is compiled for; with no bits they are not."""
+
+    bits: int = 0  # of a code
+    top: float = 0  # the largest magnitude, or the range of a block, in units of its scale
+    zero: bool = False  # codes are counted from the least number of a block
+    run: int = 1  # entries of a block
+    block: int = 0  # channels of a block; 0: all of an entry's head that are stored
+    mantissa: int = 0  # bits behind the point of codes that are floats; 0: integers
+    inner: int = 0  # channels that have an e4m3 scale among the codes; 0: there is none
+    shares: tuple[float, ...] = ()  # of the largest magnitude, of which the one that loses least sets the scale
+    turns: int = 0  # codes are of a vector of length sqrt(d) turned by Hadamard's matrix of 2^turns channels
+    edges: tuple[float, ...] = ()  # between their levels, times 2^(turns / 2) / sqrt(d)
+
+
+@dataclass(frozen=True)
 class Format:
     """A storage format. This one keeps the model's own dtype; formats that round override what differs."""
 
     name: KVDtype
     bits: int
+    kernels: tuple[str, ...] = ()  # fast ones that read it, by their files; torch serves every format
 
     rounds = False  # true where vectors are stored as integer codes with scales
     rotates = False  # true where a layer's keys, its tail's too, and its queries are put into a basis of their own
     mixes = False  # true where the channels of a stored key are mixed: none can be cut, and no page read by them
     run = 1  # consecutive entries of a head whose keys share scales
     left = 0  # first and last layers of a model that stay in its dtype, half of its layers at most
+    zero, mantissa, inner = False, 0, 0  # as of ``Rounding``, and the next for keys
+    shares: ClassVar[tuple[float, ...]] = ()
 
     @property
-    def kernels(self) -> tuple[str, ...]:
-        """Fast kernels that write or read it, by their files; torch serves every format."""
-        return () if self.rounds else KERNELS
+    def top(self) -> int:
+        """Largest code."""
+        return (1 << self.bits - (not self.zero)) - 1
+
+    def block(self, width: int) -> int:
+        """Return how many channels of a value share a scale."""
+        return width
+
+    def rounding(self, part: Part, width: int) -> Rounding:
+        """Say how vectors, or pieces, of ``width`` channels are rounded: the packing kernel does what it says."""
+        if not self.rounds:
+            return Rounding()
+        block, shares = self.block(width) % width if part == "values" else 0, self.shares if part == "keys" else ()
+        return Rounding(self.bits, self.top, self.zero, 1, block, self.mantissa, self.inner, shares)
 
     @property
     def per_code(self) -> int:
@@ -68,11 +100,12 @@ class Format:
 
     def code_width(self, width: int) -> int:
         """Return how many numbers store a vector of ``width`` channels."""
-        return width * self.bits // 8 if self.rounds else width
+        beside = width // self.inner if self.inner else 0
+        return width * self.bits // 8 + beside if self.rounds else width
 
     def width(self, code_width: int) -> int:
         """Return how many channels ``code_width`` stored numbers hold."""
-        return code_width * 8 // self.bits if self.rounds else code_width
+        return code_width // self.code_width(self.per_code) * self.per_code
 
     def in_layer(self, layer: int, layers: int) -> Format:
         """Return the format of one of a model's layers."""
@@ -90,11 +123,13 @@ class Format:
 
     def scale_shape(self, lead: Sequence[int], width: int, part: Part) -> tuple[int, ...]:
         """Return the shape of the scales of vectors, or of an entry's pieces; ``lead``: (R, c, M), or a count."""
-        return (*lead, 1)
+        own = self.rounding(part, width)
+        return *lead[:-1], lead[-1] // own.run, width // own.block if own.block else 1, *[2] * own.zero
 
     def bytes_of(self, count: int, width: int, dtype: torch.dtype, part: Part) -> int:
         """Return the bytes of so many keys or whole values, scales included; keys take those of their runs evenly."""
-        scales = math.prod(self.scale_shape((count,), width, part)) if self.rounds else 0
+        run = self.rounding(part, width).run
+        scales = count * math.prod(self.scale_shape((run,), width, part)) // run if self.rounds else 0
         return count * self.code_width(width) * self.code_dtype(dtype).itemsize + 2 * scales
 
     def store(self, vectors: Tensor, largest: Tensor | None = None) -> Payload:
@@ -120,17 +155,8 @@ class Symmetric(Format):
 
     rounds = True
 
-    @property
-    def kernels(self) -> tuple[str, ...]:
-        return KERNELS if self.bits in (4, 8) else ()
-
     def code_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.int8 if self.bits == 8 else torch.uint8
-
-    @property
-    def top(self) -> int:
-        """Largest code."""
-        return (1 << self.bits - 1) - 1
 
     def scale_of(self, largest: Tensor) -> Tensor:
         """Return the fp16 scales of vectors by their largest magnitudes."""
@@ -169,7 +195,7 @@ class Rotated(Symmetric):
     """
 
     rotates = mixes = True
-    kernels = ("triton_decode", "native")
+    shares = SHARES
 
     def store_keys(self, keys: Tensor, feedback: Tensor | None = None) -> Payload:
         wide = keys.float()
@@ -204,7 +230,7 @@ class Rotated(Symmetric):
 class Fp8(Symmetric):
     """Floats of a byte (e4m3, up to 448, to the nearest even) instead of integers."""
 
-    kernels, top = (), 448
+    top, mantissa = 448, 3
 
     def code_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.float8_e4m3fn
@@ -223,13 +249,7 @@ class NVFP4(Symmetric):
     NVIDIA's has one more scale, fp32, for a whole tensor; here each vector has its own, fp16, whatever is beside it.
     """
 
-    kernels, top, per_code = (), 6 * 448, 16
-
-    def code_width(self, width: int) -> int:
-        return width * 9 // 16
-
-    def width(self, code_width: int) -> int:
-        return code_width * 16 // 9
+    top, per_code, mantissa, inner = 6 * 448, 16, 1, 16
 
     def coded(self, numbers: Tensor) -> Tensor:
         blocks = numbers.reshape(*numbers.shape[:-1], numbers.shape[-1] // 16, 16)  # there may be no vectors
@@ -251,19 +271,7 @@ class NVFP4(Symmetric):
 class AboveZero(Format):
     """Integers above a zero point, the block's least number; scale and zero point fp16, beside each other: [..., 2]."""
 
-    rounds = True
-
-    @property
-    def top(self) -> int:
-        """Largest code."""
-        return (1 << self.bits) - 1
-
-    def block(self, width: int) -> int:
-        """Return how many channels of a value share a scale and a zero point."""
-        return width
-
-    def scale_shape(self, lead: Sequence[int], width: int, part: Part) -> tuple[int, ...]:
-        return *lead, 1 if part == "pieces" else width // self.block(width), 2
+    rounds = zero = True
 
     def store(self, vectors: Tensor, largest: Tensor | None = None) -> Payload:
         *lead, width = vectors.shape
@@ -301,7 +309,7 @@ class Kivi(AboveZero):
     a prompt is never rounded, as a cache can be cropped; routed values share a zero point and scale per entry's head.
     """
 
-    run, kernels = 32, ("triton_decode",)
+    run = 32
 
     def rounded(self, count: Tensor) -> Tensor:
         return (count - LATEST).clamp(min=0) // self.run * self.run
@@ -309,13 +317,9 @@ class Kivi(AboveZero):
     def block(self, width: int) -> int:
         return math.gcd(width, CHANNELS)
 
-    def scale_shape(self, lead: Sequence[int], width: int, part: Part) -> tuple[int, ...]:
-        by_run = *lead[:-1], lead[-1] // self.run, width, 2
-        return by_run if part == "keys" else super().scale_shape(lead, width, part)
-
-    def bytes_of(self, count: int, width: int, dtype: torch.dtype, part: Part) -> int:
-        by_run = count * self.code_width(width) + 4 * count * width // self.run
-        return by_run if part == "keys" else super().bytes_of(count, width, dtype, part)
+    def rounding(self, part: Part, width: int) -> Rounding:
+        by_run = Rounding(self.bits, self.top, True, self.run, 1)
+        return by_run if part == "keys" else super().rounding(part, width)
 
     def store_keys(self, keys: Tensor, feedback: Tensor | None = None) -> Payload:
         *lead, entries, width = keys.shape
@@ -335,8 +339,12 @@ class TurboQuant(AboveZero):
 
     mixes, left = True, 2
 
-    def scale_shape(self, lead: Sequence[int], width: int, part: Part) -> tuple[int, ...]:
-        return (*lead, 1) if part == "keys" else super().scale_shape(lead, width, part)
+    def rounding(self, part: Part, width: int) -> Rounding:
+        if part != "keys":
+            return super().rounding(part, width)
+        above, block = LEVELS[self.bits], width & -width
+        middles = (sum(pair) / 2 * (block / width) ** 0.5 for pair in pairwise([*(-x for x in above[::-1]), *above]))
+        return Rounding(self.bits, self.top, turns=block.bit_length() - 1, edges=tuple(middles))
 
     def store_keys(self, keys: Tensor, feedback: Tensor | None = None) -> Payload:
         self.check_width(keys.shape[-1], _pieces(keys))
@@ -432,11 +440,12 @@ def _pieces(vectors: Tensor) -> str:
     return f"the value groups cut heads into pieces of {width} channels; use kv_dtype int8, or fewer groups"
 
 
-MODEL = Format("model", 0)
-_SYMMETRIC = Symmetric("int8", 8), Symmetric("int4", 4), Rotated("int4_rotated", 4), Fp8("fp8", 8), NVFP4("nvfp4", 4)
-_ABOVE_ZERO = Kivi("int8_channel", 8), Kivi("kivi4", 4), Kivi("kivi2", 2)
+MODEL = Format("model", 0, KERNELS)
+_SYMMETRIC = Symmetric("int8", 8, KERNELS), Symmetric("int4", 4, KERNELS), Rotated("int4_rotated", 4, KERNELS)
+_FLOATS = Fp8("fp8", 8), NVFP4("nvfp4", 4)
+_ABOVE_ZERO = Kivi("int8_channel", 8, KERNELS[:1]), Kivi("kivi4", 4, KERNELS[:1]), Kivi("kivi2", 2, KERNELS[:1])
 _TURBO = TurboQuant("turboquant4", 4), TurboQuant("turboquant3", 3)
-FORMATS: dict[KVDtype, Format] = {each.name: each for each in (MODEL, *_SYMMETRIC, *_ABOVE_ZERO, *_TURBO)}
+FORMATS: dict[KVDtype, Format] = {each.name: each for each in (MODEL, *_SYMMETRIC, *_FLOATS, *_ABOVE_ZERO, *_TURBO)}
 
 
 @dataclass

@@ -185,46 +185,50 @@ def row_table(blocks: Sequence[Block], batch: int, kv_heads: int, width: int, fi
     )
 
 
-def _columns(block: Block, part: BlockPart, stretch: int, held: list[object]) -> dict[Field, tuple[int, int]]:
-    """Return (first row's number, step from row to row) of each column; tensors made for it go into ``held``."""
-    count = block.num_rows
-
-    def of_rows(states: Tensor | None) -> tuple[int, int]:
-        if states is None:
-            return 0, 0
-        assert states.is_contiguous()
-        return states.data_ptr(), states.nbytes // count
-
-    keys, values = part.keys, part.values
-    columns = {
-        Field.KEYS: of_rows(keys.data),
-        Field.KEY_SCALES: of_rows(keys.scale),
+def addresses(block: Block, part: BlockPart) -> dict[Field, tuple[int, int]]:
+    """Return (first row's number, step from row to row) of all columns; those that a part has no word for are 0."""
+    keys, values, scale = part.keys, part.values, part.payloads[1].scale
+    own = dict.fromkeys(Field, (0, 0)) | {
+        Field.KEYS: _of_rows(keys.data),
+        Field.KEY_SCALES: _of_rows(keys.scale),
         Field.KEY_WIDTH: (keys.format.width(keys.data.shape[-1]), 0),
-        Field.CHANNELS: of_rows(block.channels if part.cut else None),
-        Field.VALUE_SCALES: of_rows(part.payloads[1].scale),
-        Field.POSITIONS: of_rows(part.position_RM),
+        Field.CHANNELS: _of_rows(block.channels if part.cut else None),
+        Field.VALUE_SCALES: _of_rows(scale),
+        Field.POSITIONS: _of_rows(part.position_RM),
         Field.ENTRIES: (part.entries, 0),
-        Field.STRETCHES: (-(-part.entries // stretch), 0),
     }
     if isinstance(values, Payload):
-        return dict.fromkeys(Field, (0, 0)) | columns | {Field.VALUES: of_rows(values.data)}
+        return own | {Field.VALUES: _of_rows(values.data)}
+    return own | {
+        Field.VALUES: (values.pieces.data.data_ptr(), 0),
+        Field.FLAGS: _of_rows(values.index),
+        Field.FLAG_BYTES: (-(-part.entries // 8), 0),
+        Field.PIECE_BIT: (values.piece_bit.data_ptr(), 0),
+        Field.STARTS: (values.offsets.data_ptr(), 4 * len(values.piece_bit)),
+    }
+
+
+def _of_rows(states: Tensor | None) -> tuple[int, int]:
+    assert states is None or states.is_contiguous()
+    return (0, 0) if states is None else (states.data_ptr(), states.nbytes // len(states))
+
+
+def _columns(block: Block, part: BlockPart, stretch: int, held: list[object]) -> dict[Field, tuple[int, int]]:
+    """Return ``addresses`` of a part that is read by stretches; tensors made for it go into ``held``."""
+    values, own = part.values, addresses(block, part) | {Field.STRETCHES: (-(-part.entries // stretch), 0)}
+    if isinstance(values, Payload):
+        return own
     flags, piece_bit = values.index, values.piece_bit
     if flags is None:
         flags, piece_bit = pack_bits(stored_flags(values)), torch.arange(len(piece_bit), device=piece_bit.device).int()
         held += [flags, piece_bit]
+        own |= {Field.FLAGS: _of_rows(flags), Field.PIECE_BIT: (piece_bit.data_ptr(), 0)}
     padded = torch.nn.functional.pad(unpack_bits(flags, part.entries), (0, -part.entries % stretch))
     counts_RSJ = padded.view(*padded.shape[:2], -1, stretch).sum(-1)
     before_RPJ = (counts_RSJ.cumsum(-1) - counts_RSJ).index_select(1, piece_bit)
     starts = (before_RPJ + values.offsets.view(len(padded), -1, 1)).int()  # the first piece that each stretch stores
     held.append(starts)
-    of_pieces = {
-        Field.VALUES: (values.pieces.data.data_ptr(), 0),
-        Field.FLAGS: of_rows(flags),
-        Field.FLAG_BYTES: (flags.shape[-1], 0),
-        Field.PIECE_BIT: (piece_bit.data_ptr(), 0),
-        Field.STARTS: of_rows(starts),
-    }
-    return dict.fromkeys(Field, (0, 0)) | columns | of_pieces
+    return own | {Field.STARTS: _of_rows(starts)}
 
 
 def _slots(

@@ -16,7 +16,7 @@ from triton import next_power_of_2
 
 from subtoken_train.kernels.row_table import DTYPES, RowTable, Workspace
 from subtoken_train.kernels.storage import CacheWindow, Tail
-from subtoken_train.kernels.triton_decode import attend_stretch, join_stretches
+from subtoken_train.kernels.triton_decode import Made, attend_stretch, join_stretches
 
 TAIL_STRETCH = 512  # tail places of a program
 STAGES = 3  # of the loop over a stretch's tiles: two are loaded ahead
@@ -64,28 +64,29 @@ def _launch(
     sums, peaks = scratch[: parts * width], scratch[parts * width :]
     sizes = tiles(width, table.piece, group * new, query_BHqd.dtype)
     none = table.owners  # stands where nothing is read
-    shape: dict[str, Any] = {"KV_HEADS": kv_heads, "GROUP": group, "WIDTH": width}
+    given: dict[str, Any] = {
+        "kv_heads": kv_heads, "group": group, "width": width, "piece": table.piece, "row_heads": table.heads,
+        "aligned": table.aligned, "cut": table.cut, "filled": table.fill_dtype is not None,
+        "fill_dtype": ELEMENTS[table.fill_dtype or torch.float32], "padded": tail.start_B is not None,
+        "fixed": tail.written is not None, "window": reach is not None, "dtype": ELEMENTS[query_BHqd.dtype],
+        "tail_stretch": TAIL_STRETCH,
+    } | sizes  # fmt: skip
     for alike, items in table.launches:
         programs = len(items) * table.heads
-        attend_stretch[(programs + late, -(-group * new // sizes["TILE"]))](
+        attend_stretch[(programs + late, -(-group * new // sizes["tile"]))](
             query_BHqd, *query_BHqd.stride()[:3],
             keys, values, *keys.stride()[:3], none if tail.start_B is None else tail.start_B,
             none if tail.written is None else tail.written, tail.length, later,
             table.rows, items, programs, none if reach is None else reach.first_B, 0 if reach is None else reach.size,
             sums, peaks, table.slots, tail_stretches, scale * math.log2(math.e), new, table.stretch,
-            **shape, TAIL_STRETCH=TAIL_STRETCH, ROW_HEADS=table.heads, PIECE=table.piece,
-            BITS=alike.bits, SHARED=alike.shared, KEY_DTYPE=ELEMENTS[DTYPES[alike.key_dtype]],
-            VALUE_DTYPE=ELEMENTS[DTYPES[alike.value_dtype]], ALIGNED=table.aligned, CUT=table.cut,
-            FILLED=table.fill_dtype is not None, FILL_DTYPE=ELEMENTS[table.fill_dtype or torch.float32],
-            PADDED=tail.start_B is not None, FIXED=tail.written is not None, WINDOW=reach is not None,
-            **sizes, num_stages=STAGES, num_warps=warps(width, group * new, query_BHqd.dtype, alike.shared),
+            Made(*alike[:2], *(ELEMENTS[DTYPES[own]] for own in alike[2:]), **given), num_stages=STAGES,
+            num_warps=warps(width, group * new, query_BHqd.dtype, alike.shared),
         )  # fmt: skip
         late = 0  # the first launch has the tail
     rows = min(16, next_power_of_2(group * new))
     join_stretches[(batch * kv_heads, -(-group * new // rows))](
-        sums, peaks, table.owners, table.slots, tail_stretches, new,
-        out_BqHd, out_BqHd.stride(0), out_BqHd.stride(2), out_BqHd.stride(1), **shape, TILE=next_power_of_2(width),
-        ROWS=rows,
+        sums, peaks, table.owners, table.slots, tail_stretches, new, out_BqHd, out_BqHd.stride(0), out_BqHd.stride(2),
+        out_BqHd.stride(1), kv_heads, group, width, next_power_of_2(width), rows,
     )  # fmt: skip
 
 
@@ -93,11 +94,11 @@ def tiles(width: int, piece: int, rows: int, dtype: torch.dtype) -> dict[str, in
     """Return the sizes of a program's tiles, powers of 2; products need at least 16 rows, entries and channels."""
     pieces = next_power_of_2(width // piece)
     return {
-        "TILE": min(max(16, next_power_of_2(rows)), 32),  # of 64, Hopper's own product of pieces does not compile
-        "BLOCK": entries_of_tile(width, dtype),
-        "KEY_TILE": max(16, next_power_of_2(width)),
-        "PIECE_COUNT": pieces,
-        "PIECE_TILE": max(next_power_of_2(piece), 16 // pieces),
+        "tile": min(max(16, next_power_of_2(rows)), 32),  # of 64, Hopper's own product of pieces does not compile
+        "block": entries_of_tile(width, dtype),
+        "key_tile": max(16, next_power_of_2(width)),
+        "piece_count": pieces,
+        "piece_tile": max(next_power_of_2(piece), 16 // pieces),
     }
 
 

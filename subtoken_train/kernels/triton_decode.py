@@ -10,6 +10,8 @@ Shapes: r query rows, n entries, m channels, p pieces of w channels.
 
 from __future__ import annotations
 
+from dataclasses import make_dataclass
+
 import triton
 import triton.language as tl
 
@@ -17,36 +19,17 @@ from subtoken_train.kernels.formats import Kivi
 from subtoken_train.kernels.row_table import Field
 
 FIELDS: tl.constexpr = tl.constexpr(len(Field))
-FLAGS: tl.constexpr = tl.constexpr(int(Field.FLAGS))
-FLAG_BYTES: tl.constexpr = tl.constexpr(int(Field.FLAG_BYTES))
-PIECE_BIT: tl.constexpr = tl.constexpr(int(Field.PIECE_BIT))
-STARTS: tl.constexpr = tl.constexpr(int(Field.STARTS))
-STRETCHES: tl.constexpr = tl.constexpr(int(Field.STRETCHES))
-FILL: tl.constexpr = tl.constexpr(int(Field.FILL))
-FILL_STEP: tl.constexpr = tl.constexpr(int(Field.FILL_STEP))
-KEYS: tl.constexpr = tl.constexpr(int(Field.KEYS))
-KEY_SCALES: tl.constexpr = tl.constexpr(int(Field.KEY_SCALES))
-KEY_WIDTH: tl.constexpr = tl.constexpr(int(Field.KEY_WIDTH))
-CHANNELS: tl.constexpr = tl.constexpr(int(Field.CHANNELS))
-VALUES: tl.constexpr = tl.constexpr(int(Field.VALUES))
-VALUE_SCALES: tl.constexpr = tl.constexpr(int(Field.VALUE_SCALES))
-POSITIONS: tl.constexpr = tl.constexpr(int(Field.POSITIONS))
-ENTRIES: tl.constexpr = tl.constexpr(int(Field.ENTRIES))
-SAMPLE: tl.constexpr = tl.constexpr(int(Field.SAMPLE))
-HEAD: tl.constexpr = tl.constexpr(int(Field.HEAD))
-SLOTS: tl.constexpr = tl.constexpr(int(Field.SLOTS))
+AT: tl.constexpr = tl.constexpr(make_dataclass("Fields", Field.__members__, frozen=True)(*map(int, Field)))
+vars(AT).update(vars(AT.value))  # the interpreter reads attributes of the constant itself
 ZERO_CODES: tl.constexpr = tl.constexpr(0x88)  # A byte of two 4-bit codes that read as 0
 RUN: tl.constexpr = tl.constexpr(Kivi.run)  # entries whose keys share scales and zero points, by channel; whole tiles
 
 
 @triton.jit
-def load_queries(
-    query, query_b, query_h, query_q, sample, head, row, channel, real, new,
-    GROUP: tl.constexpr,
-):  # fmt: skip
+def load_queries(query, query_b, query_h, query_q, sample, head, row, channel, real, new, OF: tl.constexpr):
     """Load query rows ``row`` [r] of a key-value head, new tokens fastest, in channels ``channel`` [m], [r, m]."""
-    own = query + sample * query_b + (head * GROUP + row // new) * query_h + row % new * query_q
-    return tl.load(own[:, None] + channel[None, :], mask=(row < GROUP * new)[:, None] & real[None, :], other=0)
+    own = query + sample * query_b + (head * OF.group + row // new) * query_h + row % new * query_q
+    return tl.load(own[:, None] + channel[None, :], mask=(row < OF.group * new)[:, None] & real[None, :], other=0)
 
 
 @triton.jit
@@ -63,73 +46,66 @@ def _above_zero(codes, scales, block, there):
 
 
 @triton.jit
-def load_vectors(
-    data, scales, first, inside, channel, real, width,
-    BITS: tl.constexpr, SHARED: tl.constexpr, KEYS: tl.constexpr, DTYPE: tl.constexpr,
-):  # fmt: skip
-    """Load n vectors from ``first`` in channels ``channel`` [m], [n, m] in DTYPE, as ``Format.read`` reads them.
+def load_vectors(data, scales, first, inside, channel, real, width, KEYS: tl.constexpr, OF: tl.constexpr):
+    """Load n vectors from ``first`` in channels ``channel`` [m], [n, m] in OF.dtype, as ``Format.read`` reads them.
 
-    ``SHARED`` as ``Alike.shared``; KEYS: of a run, by channel.
+    ``OF.shared`` as ``Alike.shared``; KEYS: of a run, by channel.
     """
     mask, vector = inside[:, None] & real[None, :], first + tl.arange(0, inside.shape[0])
-    if BITS == 0:
-        return tl.load(data + vector[:, None] * width + channel[None, :], mask=mask, other=0).to(DTYPE)
-    if SHARED:
-        place = vector[:, None] * (width // (8 // BITS)) + channel[None, :] // (8 // BITS)
-        codes = _unpacked(tl.load(data + place, mask=mask, other=0), channel[None, :], BITS)
+    if OF.bits == 0:
+        return tl.load(data + vector[:, None] * width + channel[None, :], mask=mask, other=0).to(OF.dtype)
+    if OF.shared:
+        place = vector[:, None] * (width // (8 // OF.bits)) + channel[None, :] // (8 // OF.bits)
+        codes = _unpacked(tl.load(data + place, mask=mask, other=0), channel[None, :], OF.bits)
         if KEYS:  # runs are whole tiles, and full
             tl.static_assert(RUN % inside.shape[0] == 0)
-            return _above_zero(codes, scales, first // RUN * width + channel[None, :], real[None, :]).to(DTYPE)
-        block = vector[:, None] * (width // SHARED) + channel[None, :] // SHARED
-        return _above_zero(codes, scales, block, mask).to(DTYPE)
+            return _above_zero(codes, scales, first // RUN * width + channel[None, :], real[None, :]).to(OF.dtype)
+        block = vector[:, None] * (width // OF.shared) + channel[None, :] // OF.shared
+        return _above_zero(codes, scales, block, mask).to(OF.dtype)
     scale = tl.load(scales + vector, mask=inside, other=0).to(tl.float32)[:, None]
-    if BITS == 4:
+    if OF.bits == 4:
         codes = tl.load(data + vector[:, None] * (width // 2) + channel[None, :] // 2, mask=mask, other=ZERO_CODES)
-        return ((_unpacked(codes, channel[None, :], 4) - 8).to(tl.float32) * scale).to(DTYPE)
+        return ((_unpacked(codes, channel[None, :], 4) - 8).to(tl.float32) * scale).to(OF.dtype)
     codes = tl.load(data + vector[:, None] * width + channel[None, :], mask=mask, other=0)
-    return (codes.to(tl.float32) * scale).to(DTYPE)
+    return (codes.to(tl.float32) * scale).to(OF.dtype)
 
 
 @triton.jit
-def load_pieces(
-    data, scales, entry, inside, number, stored, within,
-    WIDTH: tl.constexpr, BITS: tl.constexpr, SHARED: tl.constexpr, DTYPE: tl.constexpr,
-):  # fmt: skip
-    """Load pieces ``number`` [n, p] of entries that store them, [n, p, w] in DTYPE, 0 where they do not.
+def load_pieces(data, scales, entry, inside, number, stored, within, OF: tl.constexpr):
+    """Load pieces ``number`` [n, p] of entries that store them, [n, p, w] in OF.dtype, 0 where they do not.
 
-    All pieces of an ``entry`` [n] share its scale, and its zero point where there are such (SHARED is not 0).
+    All pieces of an ``entry`` [n] share its scale, and its zero point where there are such (OF.shared is not 0).
     """
     there, number = stored != 0, number.to(tl.int64)
-    mask, place = there[:, :, None] & (within < WIDTH)[None, None, :], within[None, None, :]
-    if BITS == 0:
-        return tl.load(data + number[:, :, None] * WIDTH + place, mask=mask, other=0).to(DTYPE)
-    if SHARED:
-        byte = number[:, :, None] * (WIDTH // (8 // BITS)) + place // (8 // BITS)
-        read = _unpacked(tl.load(data + byte, mask=mask, other=0), place, BITS).to(tl.float32)
-    elif BITS == 4:
-        codes = tl.load(data + number[:, :, None] * (WIDTH // 2) + place // 2, mask=mask, other=ZERO_CODES)
+    mask, place = there[:, :, None] & (within < OF.piece)[None, None, :], within[None, None, :]
+    if OF.bits == 0:
+        return tl.load(data + number[:, :, None] * OF.piece + place, mask=mask, other=0).to(OF.dtype)
+    if OF.shared:
+        byte = number[:, :, None] * (OF.piece // (8 // OF.bits)) + place // (8 // OF.bits)
+        read = _unpacked(tl.load(data + byte, mask=mask, other=0), place, OF.bits).to(tl.float32)
+    elif OF.bits == 4:
+        codes = tl.load(data + number[:, :, None] * (OF.piece // 2) + place // 2, mask=mask, other=ZERO_CODES)
         read = (_unpacked(codes, place, 4) - 8).to(tl.float32)
     else:
-        read = tl.load(data + number[:, :, None] * WIDTH + place, mask=mask, other=0).to(tl.float32)
+        read = tl.load(data + number[:, :, None] * OF.piece + place, mask=mask, other=0).to(tl.float32)
     by_entry = tl.reshape(read, [stored.shape[0], stored.shape[1] * within.shape[0]])
-    if SHARED:
+    if OF.shared:
         by_entry = _above_zero(by_entry, scales, entry[:, None], inside[:, None])
         by_entry = tl.where(tl.reshape(mask, by_entry.shape), by_entry, 0.0)
     else:
         by_entry *= tl.load(scales + entry, mask=inside, other=0).to(tl.float32)[:, None]
-    return tl.reshape(by_entry.to(DTYPE), [stored.shape[0], stored.shape[1], within.shape[0]])
+    return tl.reshape(by_entry.to(OF.dtype), [stored.shape[0], stored.shape[1], within.shape[0]])
 
 
 @triton.jit
 def stored_scores(
-    asked, keys, scales, first, inside, channel, stored, width, positions, entry, own, window, scale,
-    BITS: tl.constexpr, SHARED: tl.constexpr, WINDOW: tl.constexpr,
-):  # fmt: skip
+    asked, keys, scales, first, inside, channel, stored, width, positions, entry, own, window, scale, OF: tl.constexpr
+):
     """Return scores [r, n] of a tile of stored keys, and which entries each query row sees, [r, n] or [1, n]."""
-    key = load_vectors(keys, scales, first, inside, channel, stored, width, BITS, SHARED, True, asked.dtype)
+    key = load_vectors(keys, scales, first, inside, channel, stored, width, True, OF)
     scores = tl.dot(asked, tl.trans(key), input_precision="ieee") * scale
     seen = inside[None, :]
-    if WINDOW:
+    if OF.window:
         stands = tl.load(positions + entry, mask=inside, other=0)
         seen = seen & (own[:, None] - stands[None, :] < window)
     return scores, seen
@@ -146,11 +122,11 @@ def running_softmax(scores, seen, peak, total, sums):
 
 
 @triton.jit
-def value_channels(WIDTH: tl.constexpr, PIECE: tl.constexpr, PIECE_COUNT: tl.constexpr, PIECE_TILE: tl.constexpr):
+def value_channels(OF: tl.constexpr):
     """Return the value channels of a tile's columns, piece by piece, and which columns are real."""
-    column = tl.arange(0, PIECE_COUNT * PIECE_TILE)
-    channel = column // PIECE_TILE * PIECE + column % PIECE_TILE
-    return channel, (column % PIECE_TILE < PIECE) & (channel < WIDTH)
+    column = tl.arange(0, OF.piece_count * OF.piece_tile)
+    channel = column // OF.piece_tile * OF.piece + column % OF.piece_tile
+    return channel, (column % OF.piece_tile < OF.piece) & (channel < OF.width)
 
 
 @triton.jit
@@ -162,135 +138,89 @@ def set_bits(word):
 
 
 @triton.jit
-def next_pieces(
-    flags_p, flag_bytes, owned_p, next_p, start, stop, values, value_scales,
-    PIECE: tl.constexpr, BITS: tl.constexpr, SHARED: tl.constexpr, DTYPE: tl.constexpr, BLOCK: tl.constexpr,
-    PIECE_TILE: tl.constexpr,
-):  # fmt: skip
+def next_pieces(flags_p, flag_bytes, owned_p, next_p, start, stop, values, value_scales, OF: tl.constexpr):
     """Load the pieces of a tile of up to 32 entries from ``start``, [n, p, w], and the number that follows, [p].
 
     A piece's flags of the tile are one word, whose bits are counted: a scan would make threads wait for each other.
     """
     word_p = tl.zeros_like(owned_p).to(tl.uint32)
-    for byte in tl.static_range(BLOCK // 8):
+    for byte in tl.static_range(OF.block // 8):
         place = start // 8 + byte
         there = owned_p & (start < stop) & (place < flag_bytes)
         word_p |= tl.load(flags_p + place, mask=there, other=0).to(tl.uint32) << (8 * byte)
-    turn_n1 = tl.arange(0, BLOCK)[:, None].to(tl.uint32)
+    turn_n1 = tl.arange(0, OF.block)[:, None].to(tl.uint32)
     number = next_p[None, :] + set_bits(word_p[None, :] & ((1 << turn_n1) - 1))
     stored = (word_p[None, :] >> turn_n1) & 1
-    entry, within_w = start + tl.arange(0, BLOCK), tl.arange(0, PIECE_TILE)
-    value = load_pieces(values, value_scales, entry, entry < stop, number, stored, within_w, PIECE, BITS, SHARED, DTYPE)
+    entry, within_w = start + tl.arange(0, OF.block), tl.arange(0, OF.piece_tile)
+    value = load_pieces(values, value_scales, entry, entry < stop, number, stored, within_w, OF)
     return value, next_p + set_bits(word_p)
 
 
 @triton.jit
-def routed_entries(
+def stored_entries(
     asked, keys, key_scales, values, value_scales, row, item, of_row, before, first, stop, positions, own_r, window,
-    scale, channel_k, stored_k, key_width, peak, total, sums,
-    WIDTH: tl.constexpr, PIECE: tl.constexpr, BITS: tl.constexpr, SHARED: tl.constexpr, WINDOW: tl.constexpr,
-    BLOCK: tl.constexpr, PIECE_COUNT: tl.constexpr, PIECE_TILE: tl.constexpr,
+    scale, channel_k, stored_k, key_width, peak, total, sums, ROUTED: tl.constexpr, OF: tl.constexpr,
 ):  # fmt: skip
-    """Add routed entries ``first`` to ``stop`` of a row to (maximum, total, sums).
+    """Add entries ``first`` to ``stop`` of a row, all routed or all whole, to (maximum, total, sums).
 
     Where pieces lie is known only when flags are there, so no compiler loads them ahead: each turn loads the next's.
     """
-    dtype = asked.dtype
-    flag_bytes, piece_p = tl.load(row + FLAG_BYTES), tl.arange(0, PIECE_COUNT)
-    owned_p, numbered_p = piece_p < WIDTH // PIECE, of_row * (WIDTH // PIECE) + piece_p
-    bit_p = tl.load(tl.load(row + PIECE_BIT).to(tl.pointer_type(tl.int32)) + numbered_p, mask=owned_p, other=0)
-    flags_p = tl.load(row + FLAGS).to(tl.pointer_type(tl.uint8)) + bit_p * flag_bytes
-    starts = tl.load(row + STARTS).to(tl.pointer_type(tl.int32)) + tl.load(item + 2)
-    next_p = tl.load(starts + numbered_p * tl.load(row + STRETCHES), mask=owned_p, other=0)
-    value_scales += before * (2 if SHARED else 1)  # with a zero point each
-    ahead, next_p = next_pieces(
-        flags_p, flag_bytes, owned_p, next_p, first, stop, values, value_scales,
-        PIECE, BITS, SHARED, dtype, BLOCK, PIECE_TILE,
-    )  # fmt: skip
-    for start in range(first, stop, BLOCK):
-        entry, value = start + tl.arange(0, BLOCK), ahead
+    channel_v, real_v = value_channels(OF)
+    if ROUTED:
+        flagged, piece_p = tl.load(row + AT.FLAG_BYTES), tl.arange(0, OF.piece_count)
+        owned_p, numbered_p = piece_p < OF.width // OF.piece, of_row * (OF.width // OF.piece) + piece_p
+        bit_p = tl.load(tl.load(row + AT.PIECE_BIT).to(tl.pointer_type(tl.int32)) + numbered_p, mask=owned_p, other=0)
+        flags_p = tl.load(row + AT.FLAGS).to(tl.pointer_type(tl.uint8)) + bit_p * flagged
+        starts = tl.load(row + AT.STARTS).to(tl.pointer_type(tl.int32)) + tl.load(item + 2)
+        next_p = tl.load(starts + numbered_p * tl.load(row + AT.STRETCHES), mask=owned_p, other=0)
+        scales_p = value_scales + before * (2 if OF.shared else 1)  # with a zero point each
+        ahead, next_p = next_pieces(flags_p, flagged, owned_p, next_p, first, stop, values, scales_p, OF)
+    for start in range(first, stop, OF.block):
+        entry = start + tl.arange(0, OF.block)
         inside = entry < stop
-        ahead, next_p = next_pieces(
-            flags_p, flag_bytes, owned_p, next_p, start + BLOCK, stop, values, value_scales,
-            PIECE, BITS, SHARED, dtype, BLOCK, PIECE_TILE,
-        )  # fmt: skip
+        if ROUTED:
+            value = tl.reshape(ahead, [OF.block, OF.piece_count * OF.piece_tile])
+            ahead, next_p = next_pieces(flags_p, flagged, owned_p, next_p, start + OF.block, stop, values, scales_p, OF)
         scores, seen = stored_scores(
             asked, keys, key_scales, before + start, inside, channel_k, stored_k, key_width, positions, entry, own_r,
-            window, scale, BITS, SHARED, WINDOW,
+            window, scale, OF,
         )  # fmt: skip
         weights, peak, total, sums = running_softmax(scores, seen, peak, total, sums)
-        value = tl.reshape(value, [BLOCK, PIECE_COUNT * PIECE_TILE])
-        sums += tl.dot(weights.to(dtype), value, input_precision="ieee")
-    return peak, total, sums
-
-
-@triton.jit
-def filled_sums(
-    row, of_row, total, sums,
-    FILL_DTYPE: tl.constexpr, WIDTH: tl.constexpr, PIECE: tl.constexpr, PIECE_COUNT: tl.constexpr,
-    PIECE_TILE: tl.constexpr,
-):  # fmt: skip
-    """Add the fill of a stretch of routed entries to its sums: once, weighed by their total."""
-    channel_v, real_v = value_channels(WIDTH, PIECE, PIECE_COUNT, PIECE_TILE)
-    fill = (tl.load(row + FILL) + of_row * tl.load(row + FILL_STEP)).to(tl.pointer_type(FILL_DTYPE))
-    fill_v = tl.load(fill + channel_v, mask=real_v, other=0).to(tl.float32)
-    return sums + total[:, None] * fill_v[None, :]
-
-
-@triton.jit
-def whole_entries(
-    asked, keys, key_scales, values, value_scales, before, first, stop, positions, own_r, window, scale, channel_k,
-    stored_k, key_width, peak, total, sums,
-    WIDTH: tl.constexpr, PIECE: tl.constexpr, BITS: tl.constexpr, SHARED: tl.constexpr, WINDOW: tl.constexpr,
-    BLOCK: tl.constexpr, PIECE_COUNT: tl.constexpr, PIECE_TILE: tl.constexpr,
-):  # fmt: skip
-    """Add entries ``first`` to ``stop`` that are stored whole to (maximum, total, sums)."""
-    dtype = asked.dtype
-    channel_v, real_v = value_channels(WIDTH, PIECE, PIECE_COUNT, PIECE_TILE)
-    for start in range(first, stop, BLOCK):
-        entry = start + tl.arange(0, BLOCK)
-        inside = entry < stop
-        scores, seen = stored_scores(
-            asked, keys, key_scales, before + start, inside, channel_k, stored_k, key_width, positions, entry, own_r,
-            window, scale, BITS, SHARED, WINDOW,
-        )  # fmt: skip
-        weights, peak, total, sums = running_softmax(scores, seen, peak, total, sums)
-        value = load_vectors(
-            values, value_scales, before + start, inside, channel_v, real_v, WIDTH, BITS, SHARED, False, dtype
-        )
-        sums += tl.dot(weights.to(dtype), value, input_precision="ieee")
+        if not ROUTED:
+            value = load_vectors(values, value_scales, before + start, inside, channel_v, real_v, OF.width, False, OF)
+        sums += tl.dot(weights.to(asked.dtype), value, input_precision="ieee")
+    if ROUTED and OF.filled:  # a stretch has entries of one kind alone: its total is what weighs the fill, once
+        fill = (tl.load(row + AT.FILL) + of_row * tl.load(row + AT.FILL_STEP)).to(tl.pointer_type(OF.fill_dtype))
+        sums += total[:, None] * tl.load(fill + channel_v, mask=real_v, other=0).to(tl.float32)[None, :]
     return peak, total, sums
 
 
 @triton.jit
 def tail_entries(
-    late, query, query_b, query_h, query_q, row_r, own_r, tail_keys, tail_values, tail_b, tail_h, tail_t,
-    tail_start, count, window, slots, tail_stretches, scale, new, peak, total, sums,
-    TAIL_STRETCH: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr,
-    PIECE: tl.constexpr, PADDED: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr, KEY_TILE: tl.constexpr,
-    PIECE_COUNT: tl.constexpr, PIECE_TILE: tl.constexpr,
+    late, query, query_b, query_h, query_q, row_r, own_r, tail_keys, tail_values, tail_b, tail_h, tail_t, tail_start,
+    count, window, slots, tail_stretches, scale, new, peak, total, sums, OF: tl.constexpr,
 ):  # fmt: skip
     """Return (slot, maximum, total, sums) of a stretch of the tail; it is causal, and a padded place sees itself."""
     dtype = query.dtype.element_ty
-    channel_k = tl.arange(0, KEY_TILE)
-    channel_v, real_v = value_channels(WIDTH, PIECE, PIECE_COUNT, PIECE_TILE)
-    owner, first = late // tail_stretches, late % tail_stretches * TAIL_STRETCH
-    sample, head = (owner // KV_HEADS).to(tl.int64), (owner % KV_HEADS).to(tl.int64)
-    real_k = channel_k < WIDTH
-    asked = load_queries(query, query_b, query_h, query_q, sample, head, row_r, channel_k, real_k, new, GROUP)
+    channel_k = tl.arange(0, OF.key_tile)
+    channel_v, real_v = value_channels(OF)
+    owner, first = late // tail_stretches, late % tail_stretches * OF.tail_stretch
+    sample, head = (owner // OF.kv_heads).to(tl.int64), (owner % OF.kv_heads).to(tl.int64)
+    real_k = channel_k < OF.width
+    asked = load_queries(query, query_b, query_h, query_q, sample, head, row_r, channel_k, real_k, new, OF)
     of_head, own = sample * tail_b + head * tail_h, own_r[:, None]
-    stop = tl.minimum(first + TAIL_STRETCH, count)
-    for start in range(first, stop, BLOCK):
-        place = start + tl.arange(0, BLOCK)
+    stop = tl.minimum(first + OF.tail_stretch, count)
+    for start in range(first, stop, OF.block):
+        place = start + tl.arange(0, OF.block)
         inside = place < stop
         of_place = of_head + place.to(tl.int64)[:, None] * tail_t
         there = inside[:, None] & real_k[None, :]
         key = tl.load(tail_keys + of_place + channel_k[None, :], mask=there, other=0).to(dtype)
         scores = tl.dot(asked, tl.trans(key), input_precision="ieee") * scale
         seen = inside[None, :] & (place[None, :] <= own)
-        if PADDED:
+        if OF.padded:
             seen = (seen & (place[None, :] >= tl.load(tail_start + sample))) | (place[None, :] == own)
-        if WINDOW:
+        if OF.window:
             seen = seen & (own - place[None, :] < window)
         weights, peak, total, sums = running_softmax(scores, seen, peak, total, sums)
         valued = inside[:, None] & real_v[None, :]
@@ -301,74 +231,67 @@ def tail_entries(
 
 @triton.jit
 def _packed(
-    program, query, query_b, query_h, query_q, row_r, own_r, rows, items, first_position, window, scale,
-    new, share, peak, total, sums,
-    ROW_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr,
-    PIECE: tl.constexpr, BITS: tl.constexpr, SHARED: tl.constexpr, KEY_DTYPE: tl.constexpr,
-    VALUE_DTYPE: tl.constexpr, ALIGNED: tl.constexpr, CUT: tl.constexpr, FILLED: tl.constexpr,
-    FILL_DTYPE: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr, KEY_TILE: tl.constexpr,
-    PIECE_COUNT: tl.constexpr, PIECE_TILE: tl.constexpr,
+    program, query, query_b, query_h, query_q, row_r, own_r, rows, items, first_position, window, scale, new, share,
+    peak, total, sums, OF: tl.constexpr,
 ):  # fmt: skip
     """Return (slot, maximum, total, sums) of a stretch of packed entries for a tile of query rows."""
-    channel_k = tl.arange(0, KEY_TILE)
-    item, of_row = items + program // ROW_HEADS * 4, program % ROW_HEADS
+    channel_k = tl.arange(0, OF.key_tile)
+    item, of_row = items + program // OF.row_heads * 4, program % OF.row_heads
     row, first = rows + tl.load(item).to(tl.int64) * FIELDS, tl.load(item + 1)
-    entries, sample = tl.load(row + ENTRIES).to(tl.int32), tl.load(row + SAMPLE)
-    slot = tl.load(item + 3) + of_row * tl.load(row + SLOTS)
-    keys = tl.multiple_of(tl.load(row + KEYS).to(tl.pointer_type(KEY_DTYPE)), ALIGNED)
-    values = tl.multiple_of(tl.load(row + VALUES).to(tl.pointer_type(VALUE_DTYPE)), ALIGNED)
-    key_scales = tl.load(row + KEY_SCALES).to(tl.pointer_type(tl.float16))
-    value_scales = tl.load(row + VALUE_SCALES).to(tl.pointer_type(tl.float16))
-    positions = tl.load(row + POSITIONS).to(tl.pointer_type(tl.int32))
+    entries, sample = tl.load(row + AT.ENTRIES).to(tl.int32), tl.load(row + AT.SAMPLE)
+    slot = tl.load(item + 3) + of_row * tl.load(row + AT.SLOTS)
+    aligned: tl.constexpr = OF.aligned
+    keys = tl.multiple_of(tl.load(row + AT.KEYS).to(tl.pointer_type(OF.key_dtype)), aligned)
+    values = tl.multiple_of(tl.load(row + AT.VALUES).to(tl.pointer_type(OF.value_dtype)), aligned)
+    key_scales = tl.load(row + AT.KEY_SCALES).to(tl.pointer_type(tl.float16))
+    value_scales = tl.load(row + AT.VALUE_SCALES).to(tl.pointer_type(tl.float16))
+    positions = tl.load(row + AT.POSITIONS).to(tl.pointer_type(tl.int32))
     source_k = channel_k
-    if CUT:
-        key_width = tl.load(row + KEY_WIDTH).to(tl.int32)
-        channels = tl.load(row + CHANNELS)
+    if OF.cut:
+        key_width = tl.load(row + AT.KEY_WIDTH).to(tl.int32)
+        channels = tl.load(row + AT.CHANNELS)
         if channels != 0:
             places = channels.to(tl.pointer_type(tl.uint8)) + of_row * key_width
             source_k = tl.load(places + channel_k, mask=channel_k < key_width, other=0).to(tl.int32)
     else:
-        key_width: tl.constexpr = WIDTH
+        key_width: tl.constexpr = OF.width
     stored_k = channel_k < key_width
-    head = tl.load(row + HEAD) + of_row
-    asked = load_queries(query, query_b, query_h, query_q, sample, head, row_r, source_k, stored_k, new, GROUP)
-    if WINDOW:
+    head = tl.load(row + AT.HEAD) + of_row
+    asked = load_queries(query, query_b, query_h, query_q, sample, head, row_r, source_k, stored_k, new, OF)
+    if OF.window:
         own_r += tl.load(first_position + sample).to(tl.int32)
     before = of_row.to(tl.int64) * entries  # vectors of the row's heads before this one
     stop = tl.minimum(first + share, entries)
-    if tl.load(row + FLAGS) != 0:
-        peak, total, sums = routed_entries(
+    if tl.load(row + AT.FLAGS) != 0:
+        peak, total, sums = stored_entries(
             asked, keys, key_scales, values, value_scales, row, item, of_row, before, first, stop, positions, own_r,
-            window, scale, channel_k, stored_k, key_width, peak, total, sums,
-            WIDTH, PIECE, BITS, SHARED, WINDOW, BLOCK, PIECE_COUNT, PIECE_TILE,
+            window, scale, channel_k, stored_k, key_width, peak, total, sums, True, OF,
         )  # fmt: skip
-        if FILLED:  # a stretch has entries of one kind alone: its total is what weighs the fill
-            sums = filled_sums(row, of_row, total, sums, FILL_DTYPE, WIDTH, PIECE, PIECE_COUNT, PIECE_TILE)
     else:
-        peak, total, sums = whole_entries(
-            asked, keys, key_scales, values, value_scales, before, first, stop, positions, own_r, window, scale,
-            channel_k, stored_k, key_width, peak, total, sums,
-            WIDTH, PIECE, BITS, SHARED, WINDOW, BLOCK, PIECE_COUNT, PIECE_TILE,
+        peak, total, sums = stored_entries(
+            asked, keys, key_scales, values, value_scales, row, item, of_row, before, first, stop, positions, own_r,
+            window, scale, channel_k, stored_k, key_width, peak, total, sums, False, OF,
         )  # fmt: skip
     return slot.to(tl.int64), peak, total, sums
 
 
+Made = make_dataclass(
+    "Made", [
+        "bits", "shared", "key_dtype", "value_dtype", "tail_stretch", "kv_heads", "group", "width", "piece",
+        "row_heads", "aligned", "cut", "filled", "fill_dtype", "padded", "fixed", "window", "dtype", "tile", "block",
+        "key_tile", "piece_count", "piece_tile",
+    ], frozen=True,
+)  # fmt: skip
+"""What the kernel is compiled for: how entries are stored, a layer's shape, what there is, tiles (powers of 2)."""
 CHANGING = ("length", "later", "packed_programs", "window", "slots", "tail_stretches", "new", "share")
 """Numbers that differ between steps and prompts: no kernel is compiled for some of their values."""
 
 
 @triton.jit(do_not_specialize=CHANGING)
 def attend_stretch(
-    query, query_b, query_h, query_q,
-    tail_keys, tail_values, tail_b, tail_h, tail_t, tail_start, written, length, later,
-    rows, items, packed_programs, first_position, window,
-    part_sums, part_peaks, slots, tail_stretches, scale, new, share,
-    TAIL_STRETCH: tl.constexpr, KV_HEADS: tl.constexpr, ROW_HEADS: tl.constexpr,
-    GROUP: tl.constexpr, WIDTH: tl.constexpr, PIECE: tl.constexpr, BITS: tl.constexpr, SHARED: tl.constexpr,
-    KEY_DTYPE: tl.constexpr, VALUE_DTYPE: tl.constexpr, ALIGNED: tl.constexpr, CUT: tl.constexpr,
-    FILLED: tl.constexpr, FILL_DTYPE: tl.constexpr, PADDED: tl.constexpr, FIXED: tl.constexpr, WINDOW: tl.constexpr,
-    TILE: tl.constexpr, BLOCK: tl.constexpr, KEY_TILE: tl.constexpr, PIECE_COUNT: tl.constexpr,
-    PIECE_TILE: tl.constexpr,
+    query, query_b, query_h, query_q, tail_keys, tail_values, tail_b, tail_h, tail_t, tail_start, written, length,
+    later, rows, items, packed_programs, first_position, window, part_sums, part_peaks, slots, tail_stretches, scale,
+    new, share, OF: tl.constexpr,
 ):  # fmt: skip
     """Attend to one stretch of one head for a tile of query rows; store unnormalised sums, maximum and total.
 
@@ -376,36 +299,33 @@ def attend_stretch(
     log2(e). ``later`` appended tokens come after the last of these ``new``; ``share`` is a stretch's entries.
     """
     program = tl.program_id(0)
-    row_r = tl.program_id(1) * TILE + tl.arange(0, TILE)  # of the head's GROUP * new query rows
-    peak = tl.full([TILE], float("-inf"), tl.float32)
-    total = tl.zeros([TILE], tl.float32)
-    sums = tl.zeros([TILE, PIECE_COUNT * PIECE_TILE], tl.float32)
-    count = tl.load(written).to(tl.int32) if FIXED else length
+    row_r = tl.program_id(1) * OF.tile + tl.arange(0, OF.tile)  # of the head's rows of queries
+    peak = tl.full([OF.tile], float("-inf"), tl.float32)
+    total = tl.full([OF.tile], 0.0, tl.float32)
+    sums = tl.full([OF.tile, OF.piece_count * OF.piece_tile], 0.0, tl.float32)
+    count = tl.load(written).to(tl.int32) if OF.fixed else length
     own_r = count - later - new + row_r % new  # places of the new tokens in the tail
     if program < packed_programs:
         slot, peak, total, sums = _packed(
-            program, query, query_b, query_h, query_q, row_r, own_r, rows, items, first_position, window,
-            scale, new, share, peak, total, sums, ROW_HEADS, GROUP, WIDTH, PIECE, BITS, SHARED, KEY_DTYPE, VALUE_DTYPE,
-            ALIGNED, CUT, FILLED, FILL_DTYPE, WINDOW, BLOCK, KEY_TILE, PIECE_COUNT, PIECE_TILE,
+            program, query, query_b, query_h, query_q, row_r, own_r, rows, items, first_position, window, scale, new,
+            share, peak, total, sums, OF,
         )  # fmt: skip
     else:
         slot, peak, total, sums = tail_entries(
-            program - packed_programs, query, query_b, query_h, query_q, row_r, own_r, tail_keys, tail_values,
-            tail_b, tail_h, tail_t, tail_start, count, window, slots, tail_stretches, scale, new, peak, total, sums,
-            TAIL_STRETCH, KV_HEADS, GROUP, WIDTH, PIECE, PADDED, WINDOW, BLOCK, KEY_TILE, PIECE_COUNT, PIECE_TILE,
+            program - packed_programs, query, query_b, query_h, query_q, row_r, own_r, tail_keys, tail_values, tail_b,
+            tail_h, tail_t, tail_start, count, window, slots, tail_stretches, scale, new, peak, total, sums, OF,
         )  # fmt: skip
-    out, real_r = slot * (GROUP * new) + row_r, row_r < GROUP * new
-    channel_v, real_v = value_channels(WIDTH, PIECE, PIECE_COUNT, PIECE_TILE)
-    tl.store(part_sums + out[:, None] * WIDTH + channel_v[None, :], sums, mask=real_r[:, None] & real_v[None, :])
+    out, real_r = slot * (OF.group * new) + row_r, row_r < OF.group * new
+    channel_v, real_v = value_channels(OF)
+    tl.store(part_sums + out[:, None] * OF.width + channel_v[None, :], sums, mask=real_r[:, None] & real_v[None, :])
     tl.store(part_peaks + out * 2, peak, mask=real_r)
     tl.store(part_peaks + out * 2 + 1, total, mask=real_r)
 
 
 @triton.jit(do_not_specialize=CHANGING)
 def join_stretches(
-    part_sums, part_peaks, owners, slots, tail_stretches, new, out, out_b, out_h, out_q,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
-    ROWS: tl.constexpr,
+    part_sums, part_peaks, owners, slots, tail_stretches, new, out, out_b, out_h, out_q, KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Join the stretches of one head for a tile of query rows: sums at one maximum, over their totals."""
     owner, row_r = tl.program_id(0), tl.program_id(1) * ROWS + tl.arange(0, ROWS)

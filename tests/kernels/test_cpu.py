@@ -9,7 +9,7 @@ from subtoken_train.kernels import formats, native
 from subtoken_train.kernels.cpu import packed_attention
 from subtoken_train.kernels.reference import reference_attention
 from subtoken_train.kernels.storage import CacheWindow, Tail
-from tests.support.packing import SETS, dense, masked_attention, states
+from tests.support.packing import DRAWN, SETS, dense, masked_attention, states
 
 SHAPES = [
     (1, 1, 8, 4),
@@ -41,11 +41,8 @@ def compare(state, query_heads: int, tail: int, new: int, seed: int, bound: floa
 
 @settings(max_examples=120, deadline=None)
 @given(
-    seed=st.integers(0, 999),
-    sets=st.sampled_from(SETS),
-    layout=st.sampled_from(["contiguous", "per_head"]),
+    **DRAWN,
     shape=st.sampled_from(SHAPES),
-    share=st.sampled_from([0.0, 0.3, 1.0]),
     routed=st.booleans(),
     new=st.sampled_from([1, 1, 3]),
     earlier=st.sampled_from([0, 5]),
@@ -66,10 +63,8 @@ def test_bf16(sets, query_heads, fill):
 
 
 @given(
-    seed=st.integers(0, 999),
-    sets=st.sampled_from(SETS),
+    **DRAWN,
     shape=st.sampled_from([(1, 1, 8, 4), (2, 1, 8, 4), (2, 3, 8, 1), (4, 2, 8, 2), (2, 8, 8, 4)]),
-    share=st.sampled_from([0.0, 0.3, 1.0]),
     bits=st.sampled_from([0, 8, 4]),
     chunk=st.sampled_from([formats.CHUNK, 200, 1]),
     new=st.sampled_from([1, 1, 3]),
@@ -77,10 +72,12 @@ def test_bf16(sets, query_heads, fill):
     room=st.sampled_from([0, 4]),
     window=st.sampled_from([None, 9]),
 )
-def test_padded_tails_rooms_and_rounded_pieces(seed, sets, shape, share, bits, chunk, new, padded, room, window):
+def test_padded_tails_rooms_and_rounded_pieces(
+    seed, sets, layout, shape, share, bits, chunk, new, padded, room, window
+):
     """The two paths agree where the dense comparison does not reach; what lies behind the tail's end is not read."""
     kv_heads, query_heads, width, num_groups = shape
-    state = dense(seed, 3, kv_heads, 21, width, num_groups, share, sets, bits=bits)
+    state = dense(seed, 3, kv_heads, 21, width, num_groups, share, sets, layout, bits)
     blocks, reach = state.layer().blocks, None
     length, generator = 5 + new, torch.Generator().manual_seed(seed)
     keys, values = (states(seed + i, 3, kv_heads, length + room, width) for i in (1, 2))

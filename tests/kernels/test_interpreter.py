@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from subtoken_train.kernels.formats import FORMATS
 from tests.support.sampling import sampled
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
@@ -84,6 +85,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     "S16 of d256, fp32": {"width": 256, "piece": 16, "dtype": torch.float32},
 }
 """By name what differs from ``PLAIN``: a head of 128 channels in fp16, stored whole, one query row of one token."""
+FORM_OF = {0: "model", 8: "int8", 4: "int4"}
+PACKED = [{}, {"width": 80}, {"piece": 16}, {"width": 256, "piece": 32, "dtype": torch.float32}]
+"""Likewise what every other format is packed of."""
 
 
 def source(shape: dict[str, Any]) -> Any:
@@ -92,55 +96,45 @@ def source(shape: dict[str, Any]) -> Any:
     from triton.compiler import ASTSource
 
     from subtoken_train.kernels.triton_attention import ELEMENTS, TAIL_STRETCH, tiles
-    from subtoken_train.kernels.triton_decode import attend_stretch
+    from subtoken_train.kernels.triton_decode import Made, attend_stretch
 
-    width, bits, dtype = shape["width"], shape["bits"], shape["dtype"]
+    width, bits, own = shape["width"], shape["bits"], ELEMENTS[shape["dtype"]]
     piece = shape.get("piece", width)
-    own = ELEMENTS[dtype]
     stored = {0: own, 8: tl.int8, 4: tl.uint8, 2: tl.uint8}[bits]
-    fixed_values: dict[str, Any] = {
-        "KV_HEADS": 8, "GROUP": shape["group"], "WIDTH": width, "TAIL_STRETCH": TAIL_STRETCH, "ROW_HEADS": 8,
-        "PIECE": piece, "BITS": bits, "SHARED": shape["shared"], "KEY_DTYPE": stored, "VALUE_DTYPE": stored,
-        "ALIGNED": 16, "FILL_DTYPE": own, **{mark.upper(): shape.get(mark, False) for mark in MARKS},
-        **tiles(width, piece, shape["group"] * shape["new"], dtype),
+    given = {
+        "kv_heads": 8, "group": shape["group"], "width": width, "row_heads": 8, "piece": piece, "aligned": 16,
+        "fill_dtype": own, "dtype": own, "tail_stretch": TAIL_STRETCH, "bits": bits, "shared": shape["shared"],
+        "key_dtype": stored, "value_dtype": stored, **{mark: shape.get(mark, False) for mark in MARKS},
+        **tiles(width, piece, shape["group"] * shape["new"], shape["dtype"]),
     }  # fmt: skip
-    signature, hints = {}, {}
-    for place, name in enumerate(attend_stretch.arg_names):
+    signature, hints, names = {}, {}, attend_stretch.arg_names
+    for place, name in enumerate(names):
         pointer = f"*{own.name}" if name in ("query", "tail_keys", "tail_values") else POINTERS.get(name, "i32")
         if name in ("part_sums", "part_peaks"):
             pointer = "*fp32"
-        signature[name] = "constexpr" if name in fixed_values else "fp32" if name == "scale" else pointer
+        signature[name] = "constexpr" if name == "OF" else "fp32" if name == "scale" else pointer
         if signature[name].startswith("*") or name in ("query_b", "query_h", "query_q", "tail_b", "tail_h", "tail_t"):
             hints[place,] = [["tt.divisibility", 16]]
-    values = {(attend_stretch.arg_names.index(name),): value for name, value in fixed_values.items()}
-    return ASTSource(attend_stretch, signature, values, hints)
+    return ASTSource(attend_stretch, signature, {(names.index("OF"),): Made(**given)}, hints)
 
 
-def packing_source(shape: dict[str, Any]) -> Any:
-    """Likewise the kernel that packs a layer."""
-    from triton import language as tl
+def packing_source(shape: dict[str, Any]) -> tuple[Any, dict[str, int]]:
+    """Likewise the kernel that packs a layer, and its options."""
     from triton.compiler import ASTSource
 
     from subtoken_train.kernels.triton_attention import ELEMENTS
-    from subtoken_train.kernels.triton_pack import pack_entries, pack_tiles
+    from subtoken_train.kernels.triton_pack import made_for, pack_entries
 
-    width, own, per_head = (
-        shape["width"],
-        ELEMENTS[shape["dtype"]],
-        shape["width"] // shape.get("piece", shape["width"]),
-    )
-    fixed_values: dict[str, Any] = {
-        "KINDS": 2, "HEADS": 8, "PER_SAMPLE": 1, "WIDTH": width, "PIECE": width // per_head, "BITS": shape["bits"],
-        "CHANNELS": width // 2 if shape.get("cut") else 0, "ROUTED": per_head > 1, "FILLED": shape.get("filled", False),
-        "CODES": {0: own, 8: tl.int8, 4: tl.uint8}[shape["bits"]], **pack_tiles(width, per_head, 16),
-    }  # fmt: skip
+    width, own, form = shape["width"], ELEMENTS[shape["dtype"]], FORMATS[shape["form"]]
+    piece, cut, filled = shape.get("piece", width), shape.get("cut", False), shape.get("filled", False)
+    made, warps = made_for(form, (2, 8, 1, width, piece, cut, piece < width, filled, form.rotates), 16)
     pointers = dict.fromkeys(("key", "value", "fill"), f"*{own.name}") | {
-        "table": "*i64", "order": "*i64", "rows": "*i64", "flags": "*i1", "counted": "*i32", "piece_bit": "*i32",
-        "channels": "*u8", "positions": "*i32",
+        "table": "*i64", "order": "*i64", "rows": "*i64", "flags": "*i1", "counted": "*i32", "positions": "*i32",
     }  # fmt: skip
+    pointers["errors"] = "*fp32"
     names = pack_entries.arg_names
-    signature = {name: "constexpr" if name in fixed_values else pointers.get(name, "i32") for name in names}
-    return ASTSource(pack_entries, signature, {(names.index(name),): value for name, value in fixed_values.items()}, {})
+    signature = {name: "constexpr" if name == "OF" else pointers.get(name, "i32") for name in names}
+    return ASTSource(pack_entries, signature, {(names.index("OF"),): made}, {}), {"num_warps": warps}
 
 
 def check_fit(capability: int, given: dict[str, Any]) -> None:
@@ -151,7 +145,7 @@ def check_fit(capability: int, given: dict[str, Any]) -> None:
     count = warps(shape["width"], shape["group"] * shape["new"], shape["dtype"], shape["shared"])
     check_made(capability, given, source(shape), {"num_warps": count, "num_stages": STAGES})
     if not shape["shared"] and shape["new"] == 1:
-        check_made(capability, given, packing_source(shape), {})
+        check_made(capability, given, *packing_source(shape | {"form": FORM_OF[shape["bits"]]}))
 
 
 def check_made(capability: int, given: dict[str, Any], kernel: Any, options: dict[str, int]) -> None:
@@ -175,3 +169,13 @@ def test_every_shape_of_the_record_fits(tmp_path, monkeypatch):
     for shape in SHAPES.values():
         for capability in (80, 90):
             check_fit(capability, shape)
+
+
+@needs_assembler
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [form for form in FORMATS if form not in FORM_OF.values()])
+@pytest.mark.parametrize("own", PACKED, ids=str)
+def test_every_format_is_packed_within_a_program(own, form, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    for capability in (80, 90):
+        check_made(capability, own, *packing_source(PLAIN | {"form": form} | own))

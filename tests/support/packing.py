@@ -6,11 +6,13 @@ groups.
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import strategies as st
 from torch import Tensor
 
 from subtoken_train.cache.pack import Packing, pack_layer
@@ -27,6 +29,13 @@ from subtoken_train.types import CutKeys
 FORMAT_OF = {0: MODEL} | {own.bits: own for own in FORMATS.values() if type(own) is Symmetric}
 """Formats of keys as they are, by their bits."""
 SETS = ("all", "shared", "own")
+DRAWN = {
+    "seed": st.integers(0, 999),
+    "sets": st.sampled_from(SETS),
+    "layout": st.sampled_from(["contiguous", "per_head"]),
+    "share": st.sampled_from([0.0, 0.3, 1.0]),
+}
+"""Of ``dense``, what most tests draw."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -65,6 +74,17 @@ class Dense:
         blocks = pack_layer(self.key, self.read, plan, self.packing, fill_BV=fill_BV)
         layer.store_prompt(blocks, self.key.shape[2], self.key, self.fill)
         return layer
+
+
+def numbers(stored: Any, *name: str | int) -> dict[tuple, Any]:
+    """Every tensor and number of some blocks, by where it stands."""
+    if is_dataclass(stored):
+        stored = {field.name: getattr(stored, field.name) for field in fields(stored) if field.compare}
+    elif isinstance(stored, list):
+        stored = dict(enumerate(stored))
+    if not isinstance(stored, dict):
+        return {name: stored}
+    return {own: x for key, part in stored.items() for own, x in numbers(part, *name, key).items()}
 
 
 def channel_mask(groups_BNS: Tensor, kv_heads: int, width: int, layout: str) -> Tensor:
@@ -150,7 +170,7 @@ LEVELS: dict[str, list] = {
     "entries": [1, 2, 15, 16, 17, 31, 33, 50], "form": ["model", "model", "int8", "int4", "kivi4", "kivi2"],
     "dtype": ["float32", "float32", "float16"], "new": [1, 1, 1, 2, 5, 16, 19], "earlier": [0, 3, 20],
     "padded": [False, False, True], "window": [None, None, 12], "cut": [False, False, True], "written": [False, True],
-    "fill": ["none", "mean", "learned"],
+    "fill": ["none", "mean", "learned"], "fed": [True],
 }  # fmt: skip
 """What is drawn of each."""
 BOUNDS = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
@@ -202,12 +222,13 @@ def layer_of(cell: FusedCell, seed: int, device: str, batch: int = 2) -> list[Bl
         plan.cut_keys = CutKeys(torch.rand(plan.entries_BN.shape, generator=generator) < 0.7, cell.width // 2, chosen)
     positions = torch.arange(cell.entries).expand(batch, -1) * 2 if cell.window else None
     dtype = getattr(torch, cell.dtype)
-    plan = replace(plan, **{k: v.to(device) for k, v in vars(plan).items() if isinstance(v, Tensor)})
-    if plan.cut_keys is not None:
-        plan.cut_keys = on_device(plan.cut_keys, torch.device(device))
+    plan = on_device(plan, torch.device(device))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(formats, "LATEST", 1)  # or short layers would have no run
-        packing = Packing(cell.layout, FORMATS[cell.form])
+        packing = Packing(cell.layout, form := FORMATS[cell.form])
+        if form.rotates and cell.fed:
+            errors = torch.randn(batch, cell.heads, cell.width, cell.width, generator=generator) / cell.width
+            packing = replace(packing, feedback_Bhdd=(errors.tril(-1) + torch.eye(cell.width)).to(device))
         states = (x.to(device, dtype) for x in (key, value))
         fill = fill_of(cell, seed, device, batch)
         of_rows = None if fill is None else fill.vectors_Bhd.to(dtype).flatten(1)
@@ -217,12 +238,8 @@ def layer_of(cell: FusedCell, seed: int, device: str, batch: int = 2) -> list[Bl
 
 def fill_of(cell: FusedCell, seed: int, device: str, batch: int = 2) -> Fill | None:
     """What pieces that are not stored read as: of each sample, or a weight in fp32 of them all."""
-    if cell.fill == "none":
-        return None
-    samples = batch if cell.fill == "mean" else 1
-    vectors = torch.randn(samples, cell.heads, cell.width, generator=torch.Generator().manual_seed(seed + 2))
-    vectors = vectors.to(device, getattr(torch, cell.dtype) if cell.fill == "mean" else torch.float32)
-    return Fill(vectors.expand(batch, -1, -1), cell.fill == "mean")
+    like_Bh1d = torch.empty(batch, cell.heads, 1, cell.width, dtype=getattr(torch, cell.dtype))
+    return on_device(drawn_fill(seed + 2, cell.fill, like_Bh1d), torch.device(device))
 
 
 def deviation(cell: FusedCell, seed: int, device: str = "cpu") -> float:
