@@ -74,8 +74,6 @@ class RoutingState:
     scores: dict[int, Tensor] = field(default_factory=dict)
     """Found by that pass: logits of groups and keys, [B, N, O] in fp32."""
     chosen: dict[int, Spent] = field(default_factory=dict)  # the choice of such a budget
-    divided: list[Tensor] = field(default_factory=list)
-    """Under learned shares, what these divided, see ``HeadShares.spent``."""
     fills: dict[int, Tensor] = field(default_factory=dict)
     """Values that dropped groups read as, [B, d_v] in the values' dtype, without gradient; empty where that is zero."""
     choices: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
@@ -306,8 +304,7 @@ class RouterBank(nn.Module):
         scores_BNS, keys_BhN, key_logits_BhN = scores_BNO[..., : config.num_groups], None, None
         learns_BN, margin_BNS = routed_BN, scores_BNS
         if config.budget == "bytes":
-            alone = [scores_BNO], [routed_BN], layer, state.divided
-            chosen = state.chosen[layer] if layer in state.chosen else self.spend(*alone)[0]
+            chosen = state.chosen[layer] if layer in state.chosen else self.spend([scores_BNO], [routed_BN], layer)[0]
             hard_BNS, keys_BhN, cut_Bh = (part.to(device) for part in chosen)
             learns_BN = routed_BN & ~self._always(routed_BN) if config.drops else torch.zeros_like(routed_BN)
             if self.shares is not None and torch.is_grad_enabled():
@@ -404,9 +401,7 @@ class RouterBank(nn.Module):
             return counted_mask(scores_BNS, counts_BN)
         return fixed_mask(scores_BNS, config.kept_groups)
 
-    def spend(
-        self, scores: Sequence[Tensor], routed: Sequence[Tensor], first: int = 0, divided: list[Tensor] | None = None
-    ) -> list[Spent]:
+    def spend(self, scores: Sequence[Tensor], routed: Sequence[Tensor], first: int = 0) -> list[Spent]:
         """Spend a byte budget on layers, ``first`` the first, by logits [B, N, S + h] of marked tokens [B, N]."""
         config, heads = self.config, self.shape.num_kv_heads
         logits = [(x.detach()[..., : config.num_groups], x.detach()[..., config.num_groups :]) for x in scores]
@@ -421,7 +416,7 @@ class RouterBank(nn.Module):
         count_B = competes_BhN.sum((1, 2)) if pooled else routed[0].sum(-1)
         budget = budget_bytes(count_B, costs.dense, exact(config.byte_share))
         if self.shares is not None:
-            budget = self.shares.spent(first, count_B, both[1][0].sum(-1), [] if divided is None else divided)
+            budget = self.shares.spent(first, count_B, both[1][0].sum(-1))
         keys_BhN, groups_BhNs = best_in_bytes(key_BhN, offered_BhNs, competes_BhN, always_BhN, costs, budget, pooled)
         chosen = keys_BhN & ~always_BhN, groups_BhNs
         parts = keys_BhN, groups_BhNs, cut_logit(key_BhN, offered_BhNs, *chosen, costs, pooled)

@@ -38,24 +38,15 @@ class HeadShares(nn.ParameterList):
         """Return each head's share of the mean of all, [L, h] in fp32."""
         return head_shares(RATE * torch.stack([*self]).float())
 
-    def spent(self, layer: int, count_B: Tensor, least_B: Tensor, divided: list[Tensor]) -> Tensor:
-        """Return the bytes of a layer's heads, int64 [B, h], of ``count_B`` entries each; ``least_B`` stay at least.
-
-        ``divided`` is a pass's: the last counts, [2, B], and the bytes of all heads, [L, B, h]; it ends with the pass.
-        """
-        counts_2B = torch.stack([count_B, least_B]).cpu()
-        if not divided or not torch.equal(divided[0], counts_2B):
-            divided[:] = counts_2B, self._divided(*counts_2B)
-        return divided[1][layer].to(count_B.device)
-
     @torch.no_grad()
-    def _divided(self, count_B: Tensor, least_B: Tensor) -> Tensor:
+    def spent(self, layer: int, count_B: Tensor, least_B: Tensor) -> Tensor:
+        """Return the bytes of a layer's heads, int64 [B, h], of ``count_B`` entries each; ``least_B`` stay at least."""
         entry = self.costs.key + self.groups * self.costs.group  # the unit of whole ones: heads leave nothing over
         unit = entry if self.groups == 1 else 1
         total_B = budget_bytes(count_B * self.heads, self.costs.dense, self.share) // unit
-        weight_RB = self.of_all().flatten()[:, None].expand(-1, len(count_B)).cpu()
+        weight_RB = self.of_all().flatten()[:, None].expand(-1, len(count_B)).to(count_B.device)
         least_RB, most_RB = ((each_B * (entry // unit)).expand_as(weight_RB) for each_B in (least_B, count_B))
-        return divide_budget(weight_RB, total_B, least_RB, most_RB).view(len(self), -1, len(count_B)).mT * unit
+        return divide_budget(weight_RB, total_B, least_RB, most_RB).view(len(self), -1, len(count_B))[layer].T * unit
 
     def joined(self, layer: int, cut_Bh: Tensor, scores_BNO: Tensor, learns_BN: Tensor) -> Tensor:
         """Return a layer's cuts, with a gradient to the shares; ``scores_BNO`` are logits of groups, then of keys."""
