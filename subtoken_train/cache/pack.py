@@ -172,12 +172,12 @@ def pack_layer(
     whole = all(each % form.per_code == 0 for each in (width, width // pieces, marks.channels))
     served = whole and key_BhNd.dtype == value_BhNd.dtype in DTYPES and width <= 256
     fused = served and not (form.mixes and plan.cut_keys) and choose_kernel(key_BhNd.device.type).path == "triton"
-    states = (x if fused else x.reshape(num_rows, -1, length, width) for x in (key_BhNd, value_BhNd))
+    keys, values = (x if fused else x.reshape(num_rows, -1, length, width) for x in (key_BhNd, value_BhNd))
     beside = None if position_BN is None else position_BN.int().repeat_interleave(num_rows // batch, 0)
     fill_Rc1d = None if fill_BV is None else fill_BV.expand(batch, -1).reshape(num_rows, -1, 1, width)
     feedback_Rcdd = None if fed is None else fed.reshape(num_rows, -1, width, width)
-    plan_of = marks.rows_RM, marks.kinds, marks.flags_RSM, _channels(plan)
-    layer = _Rows(*states, *plan_of, beside, fill_Rc1d, feedback_Rcdd)
+    places = marks.rows_RM, marks.kinds, marks.flags_RSM
+    layer = _Rows(keys, values, *places, _channels(plan), beside, fill_Rc1d, feedback_Rcdd)
     blocks, alike = [], dict[tuple[int, ...], list[int]]()
     for row, each in enumerate(counts.kinds):
         alike.setdefault(each, []).append(row)
@@ -193,8 +193,8 @@ def pack_layer(
             shape = len(members), kv_heads * batch // num_rows, sizes[number]
             parts.append((_room if fused else _written)(own, marks.piece_bit, number, shape, bounds))
         cut = any(part.cut for part in parts)
-        channels = each_tensor(layer.channels_Rck, lambda x, rows=rows: x if rows is None else x[rows]) if cut else None
-        blocks.append(Block(rows, parts, channels, numbers=None if rows is None else members))
+        channels = layer.channels_Rck if rows is None else each_tensor(layer.channels_Rck, itemgetter(rows))
+        blocks.append(Block(rows, parts, channels if cut else None, numbers=None if rows is None else members))
         for number, part in zip(held, parts, strict=True) if fused else ():
             first, step = torch.tensor([*addresses(blocks[-1], part).values()]).T
             table[members, number] = first + step * torch.arange(len(members))[:, None]
@@ -238,7 +238,7 @@ def _written(own: _Rows, piece_bit: Tensor | None, number: int, shape: Sequence[
     return BlockPart(stored, _routed_values(value_RcMd, flags, piece_bit, stored, bounds), kind.cut, stands)
 
 
-def _room(own: _Rows, piece_bit: Tensor | None, number: int, shape: Sequence[int], bounds: list[int]) -> BlockPart:
+def _room(own: _Rows, piece_bit: Tensor | None, number: int, shape: tuple[int, ...], bounds: list[int]) -> BlockPart:
     """Return the same part with nothing written to it yet."""
     kind, width, (rows, heads, size) = own.kinds[number], own.keys_RcNd.shape[3], shape
     form, new, dtype = kind.form, own.keys_RcNd.new_empty, own.keys_RcNd.dtype
@@ -248,8 +248,7 @@ def _room(own: _Rows, piece_bit: Tensor | None, number: int, shape: Sequence[int
         scale = new(form.scale_shape(shape, width, part), dtype=torch.float16) if form.rounds else None
         return Payload(data, scale, dtype, form)
 
-    cut = own.channels_Rck is not None and kind.cut
-    keys = payload("keys", shape, own.channels_Rck.shape[2] if cut else width)
+    keys = payload("keys", shape, width if own.channels_Rck is None or not kind.cut else own.channels_Rck.shape[2])
     stands = None if own.position_RN is None else new(rows, size, dtype=torch.int32)
     if not kind.routed:
         return BlockPart(keys, payload("values", shape, width), kind.cut, stands)
