@@ -1,7 +1,7 @@
 """Methods that are trained to drop entries, beside others of the same bytes, on SmolLM2, before the question is known.
 
 python -m benchmarks.rivals texts again.jsonl      # what arms of recipes/real/rivals.yaml learn from
-python -m benchmarks.rivals record results/rivals  # results/real_text/rivals.csv, table of docs/trained_rivals.md
+python -m benchmarks.rivals record results/rivals  # results/real_text/rivals.csv, table of docs/trained_arms.md
 """
 
 import json
@@ -18,7 +18,7 @@ from benchmarks.real_text import OUT, ROOT
 from subtoken_train.cli.recommend import interval_cell as cell
 from subtoken_train.evaluation.intervals import bootstrap_interval
 
-CSV, PAGE, PROSE = OUT / "rivals.csv", ROOT / "docs/trained_rivals.md", Path("data/english_text/train.jsonl")
+CSV, PAGE, PROSE = OUT / "rivals.csv", ROOT / "docs/trained_arms.md", Path("data/english_text/train.jsonl")
 
 
 def chats() -> Iterator[str]:
@@ -35,16 +35,16 @@ def chats() -> Iterator[str]:
 
 
 def table(rows: pd.DataFrame) -> str:
-    """Write each arm's bytes and what it loses against the full cache, samples paired: points, nats a word."""
+    """Write each arm's bytes, the facts it recalls, and the text it loses against the full cache, samples paired."""
     scores, cells = rows.pivot(index=["task", "id"], columns="arm", values="score"), []
     for arm, own in rows[rows["arm"] != "full cache"].groupby("arm"):
-        less = scores[arm] - scores["full cache"]
-        parts = (part["region_bytes"].sum() / part["region_dense_bytes"].sum() for _, part in own.groupby("task"))
-        words, text = map("{:.1%}".format, parts)
-        points, nats = ([x.mean(), *bootstrap_interval(x)] for x in (100 * less["facts"], less["text_loss"]))
-        cells.append([str(arm), words, f"{scores[arm]['facts'].mean():.0%}", cell(points, 1), text, cell(nats, 3)])
+        shares = own.groupby("task").sum(numeric_only=True).eval("region_bytes / region_dense_bytes")
+        less = (scores[arm] - scores["full cache"])["text_loss"]
+        facts, nats = ([x.mean(), *bootstrap_interval(x)] for x in (100 * scores[arm]["facts"], less))
+        recalled, (words, text) = "{:.0f} [{:.0f}, {:.0f}]".format(*facts), map("{:.1%}".format, shares)
+        cells.append([str(arm), words, recalled, text, cell(nats, 3)])
     cells.sort(key=lambda row: -float(row[1].strip("%")))
-    return markdown(["cache", "bytes (facts)", "facts", "points", "bytes (text)", "nats a word"], cells)
+    return markdown(["cache", "bytes (facts)", "facts, %", "bytes (text)", "nats a word"], cells)
 
 
 if __name__ == "__main__":

@@ -18,33 +18,29 @@ ROOT, GROUPS = Path(__file__).resolve().parents[1], ("questions", "descriptions"
 RESULTS = ROOT / "benchmarks/results"
 PAGE, CSV = ROOT / "docs/trained_arms.md", RESULTS / "trained_arms.csv"
 REGIMES = {"f2": "imprecise (FastV, L_f = 2)", "f4": "sharp (FastV, L_f = 4)", "vz": "without the question (VisionZip)"}
-BUDGETS = {"": ("15.6 %", "u25"), "7": ("7.8 %", "u12")}
+BUDGETS = {"": ("15.6%", "u25"), "7": ("7.8%", "u12")}
 """By the end of an arm's name: the bytes, and the arm of the same tokens whole."""
 ROLES = {"anchor": "anchor", "lead": "leading groups", "vn": "value norm", "best": "router"}
 KEY = ["list", "arm", "less", "group", "measure"]
 LISTS = ("two_stage", "recall", "routed_recall", "bytes")
 """Comparisons beside ``matched``, by the beginning of their file's name."""
-SHOWN = {"two_stage": ("25.0%", "15.6%"), "recall": ("100.0%", "21.9%", "10.9%"), "routed_recall": ("17.6%", "17.5%")}
-"""Comparisons that the page shows arm by arm, at some sizes."""
+SHOWN = {"two_stage": ("25.0%", "15.6%"), "recall": ("21.9%",), "routed_recall": ("17.6%", "17.5%")}
+BETWEEN = ("S8K2", "S8K6", "MLP")
+"""Comparisons that the page shows arm by arm, at some sizes, and what names arms that it leaves out."""
 TRIALS = ("first", "visionzip", "beyond", "fill", "screens")
 """Lists of exploratory comparisons, whose paired differences stand in the table of all arms."""
 
 
 def table() -> str:
-    """Scores in %, and the router's paired difference to its anchor; an arm with other seeds says how many."""
-    arms = read_records(RESULTS / "matched")
-    head = ["ranking", "visual KV", "asked", *ROLES.values(), "router less anchor", "unrouted"]
-    rows = []
+    """Scores of questions in %, the router's paired differences to its anchor; † marks one seed."""
+    arms, rows = read_records(RESULTS / "matched"), []
+    head = ["ranking", "visual KV", *ROLES.values(), "unrouted", "router less anchor", "the same, descriptions"]
     for stem, end in [(stem, end) for stem in REGIMES for end in BUDGETS]:
-        found = {role: arms[name] for role in ROLES if (name := f"{stem}_{role}{end}") in arms}
-        share, whole = BUDGETS[end][0], arms[f"{stem}_{BUDGETS[end][1]}"]
+        found = {role: arms[f"{stem}_{role}{end}"] for role in ROLES}
         seeds = set(found["best"].seeds) & set(found["anchor"].seeds)
-        for group in GROUPS:
-            scores = [_score(found[role], group, seeds) if role in found else "not asked" for role in ROLES]
-            gain = paired_gain(found["best"], found["anchor"], group)
-            assert gain is not None
-            assert gain.seeds == len(seeds), "records of a seed are missing"
-            rows.append([REGIMES[stem], share, group, *scores, gain.words, _score(whole, group, seeds)])
+        scores = [_score(arm, GROUPS[0], seeds) for arm in (*found.values(), arms[f"{stem}_{BUDGETS[end][1]}"])]
+        gains = [gain.words for group in GROUPS if (gain := paired_gain(found["best"], found["anchor"], group))]
+        rows.append([REGIMES[stem], BUDGETS[end][0], *scores, *gains])
     return markdown(head, rows)
 
 
@@ -57,9 +53,8 @@ def choices() -> str:
         words = {name: listed[name].words.split(", ", 1)[1].split(" %, ")[-1] for name in names if name in listed}
         to_beat = (dict.fromkeys(names, f"{stem}_{role}{end}") for role in ("anchor", "vn"))
         regime = Regime(f"{REGIMES[stem]}, {BUDGETS[end][0]}", names, *to_beat, f"{stem}_{BUDGETS[end][1]}")
-        for group in GROUPS:
-            choice = choose(arms, regime, group)
-            rows.append([regime.words, group, seeds_of(choice), choice_words(choice, words)])
+        made = {group: choose(arms, regime, group) for group in GROUPS}
+        rows += [[regime.words, group, seeds_of(each), choice_words(each, words)] for group, each in made.items()]
     return markdown(["regime", "asked", "seeds", "take", "against its anchor", "against trained value norm"], rows)
 
 
@@ -71,15 +66,18 @@ def trials(topic: str) -> str:
 
 def _score(arm: Arm, group: str, seeds: set[int]) -> str:
     rows = [place for place, seed in enumerate(arm.seeds) if seed in seeds]
-    few = "" if len(rows) == len(seeds) else f" (n = {len(rows)})"
-    return f"{100 * arm.scores_of(group)[rows].mean():.1f}{few}"
+    assert len(rows) in (1, 3), "the page says three seeds, or one"
+    return f"{100 * arm.scores_of(group)[rows].mean():.1f}{'†' * (len(rows) == 1)}"
 
 
 def listed(name: str) -> str:
     """Return one comparison's table, arm by arm, at the sizes that the page shows."""
     comparison = read_comparison(ROOT / f"benchmarks/ablations/{name}_tiny.yaml")
-    head, line, *rows = comparison_markdown(read_records(RESULTS / comparison.folder), comparison).splitlines()
-    return "\n".join([head, line, *(row for row in rows if row.split(" | ")[1] in SHOWN[name])])
+    rows = comparison_markdown(read_records(RESULTS / comparison.folder), comparison).splitlines()
+    head, _, *cells = (row[2:-2].split(" | ") for row in rows)
+    shown = (row for row in cells if row[1] in SHOWN[name] and not any(each in row[0] for each in BETWEEN))
+    assert {row[2] for row in cells} <= {"3", "5"}, "the page says three seeds or more"
+    return markdown(head[:2] + head[3:], [row[:2] + row[3:] for row in shown])
 
 
 def frame() -> pd.DataFrame:

@@ -79,7 +79,7 @@ MOVED = {
     "real_text/one_budget_smollm2 real_text/qwen real_text/qwen15 real_text/ruler real_text/smollm2 real_text/trained",
     "speed": "speed/benchmark speed/gpus speed/prompts speed/training",
     "trained_arms": "trained_arms/adapted trained_arms/bytes trained_arms/layer2 trained_arms/layer4 "
-    "trained_arms/recall trained_arms/two_stage trained_arms/visionzip",
+    "trained_arms/recall trained_arms/two_stage trained_arms/visionzip trained_rivals",
     "trials": "benchmarks/results/screens benchmarks/results/screens/bits quality/recall trained_arms/beyond "
     "trained_arms/first trials/embedded trials/layer4 trials/ratios trials/real_models trials/routers trials/texts "
     "trials/training",
