@@ -30,6 +30,7 @@ from typing import Any, ClassVar, NamedTuple
 from subtoken_train.errors import check_package, unknown_name
 from subtoken_train.evaluation.metrics.metric import MeanOfTasks, MeanScores
 from subtoken_train.evaluation.tasks import files
+from subtoken_train.evaluation.tasks import WORDS
 from subtoken_train.evaluation.tasks.files import FileRow, find_file, task_folder
 from subtoken_train.evaluation.tasks.ruler import LongContext
 from subtoken_train.evaluation.tasks.task import Sample
@@ -51,15 +52,8 @@ class LongBenchSet(NamedTuple):
 
 _READ = json.loads(files_of_package(__package__).joinpath("longbench_sets.json").read_text("utf-8"))
 SETS = {name: LongBenchSet(**row) for name, row in _READ.items()}
-_CHINESE_MARKS = (  # full-width and Chinese punctuation
-    "\uff01\uff1f\uff61\u3002\uff02\uff03\uff04\uff05\uff06\uff07\uff08\uff09\uff0a\uff0b\uff0c\uff0d"
-    "\uff0f\uff1a\uff1b\uff1c\uff1d\uff1e\uff20\uff3b\uff3c\uff3d\uff3e\uff3f\uff40\uff5b\uff5c\uff5d"
-    "\uff5e\uff5f\uff60\uff62\uff63\uff64\u3001\u3003\u300b\u300c\u300d\u300e\u300f\u3010\u3011\u3014"
-    "\u3015\u3016\u3017\u3018\u3019\u301a\u301b\u301c\u301d\u301e\u301f\u3030\u303e\u303f\u2013\u2014"
-    "\u2018\u2019\u201b\u201c\u201d\u201e\u201f\u2026\u2027\ufe4f."
-)
 _MARKS = str.maketrans("", "", string.punctuation)
-_ALL_MARKS = str.maketrans("", "", string.punctuation + _CHINESE_MARKS)
+_ALL_MARKS = str.maketrans("", "", string.punctuation + WORDS["chinese_marks"])  # and full-width and Chinese ones
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NUMBERS = re.compile(r"\d+")
 PARAGRAPH = {"passage_retrieval_en": re.compile(r"Paragraph (\d+)"), "passage_retrieval_zh": re.compile(r"段落(\d+)")}
