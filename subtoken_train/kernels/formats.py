@@ -63,7 +63,7 @@ class Format:
 
     name: KVDtype
     bits: int
-    kernels: tuple[str, ...] = ()  # fast ones that read it, by their files; torch serves every format
+    kernels: tuple[str, ...] = ()  # fast ones that read its 8 or 4 bits (KIVI: 2), by their files; torch reads all
 
     rounds = False  # true where vectors are stored as integer codes with scales
     rotates = False  # true where a layer's keys, its tail's too, and its queries are put into a basis of their own
