@@ -163,10 +163,12 @@ def _task_cells(found: pd.DataFrame, arm: str) -> list[str]:
 
 
 def speed() -> str:
-    """Write what SmolLM2 takes with all tokens and three quarters of their value groups."""
+    """Write what SmolLM2 takes and recalls with all tokens and three quarters of their value groups."""
     own = pd.read_json(OUT.parent / "speed/thin_layers.json").query("model == 'smollm2' and by == 'C'").iloc[0]
     step, prompt = (own[name][-1][kind]["dynamic"][0] for name, kind in (("steps", "step"), ("passes", "pass")))
-    return f"A step at {own['steps'][-1]['entries']:,} tokens takes {step:.0%} of the time, a prompt {prompt:.0%}."
+    (arm,) = pd.read_csv(CSV).query("model == 'smollm2' and arm == '12 of 16 value groups by norm'").itertuples()
+    words = f"{arm.bytes:.1%} of the bytes, {arm.recalled:.0%} of the codes. At {own['steps'][-1]['entries']:,} tokens"
+    return f"{words} a step takes {step:.0%} of the time, a prompt {prompt:.0%}."
 
 
 def commands() -> str:

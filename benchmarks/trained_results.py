@@ -37,11 +37,10 @@ def table() -> str:
     head = ["ranking", "visual KV", *ROLES.values(), "unrouted", "router less anchor", "the same, descriptions"]
     for stem, end in [(stem, end) for stem in REGIMES for end in BUDGETS]:
         found = {role: arms[f"{stem}_{role}{end}"] for role in ROLES}
-        share, whole = BUDGETS[end][0], arms[f"{stem}_{BUDGETS[end][1]}"]
         seeds = set(found["best"].seeds) & set(found["anchor"].seeds)
-        scores = [_score(arm, GROUPS[0], seeds) for arm in (*found.values(), whole)]
+        scores = [_score(arm, GROUPS[0], seeds) for arm in (*found.values(), arms[f"{stem}_{BUDGETS[end][1]}"])]
         gains = [gain.words for group in GROUPS if (gain := paired_gain(found["best"], found["anchor"], group))]
-        rows.append([REGIMES[stem], share, *scores, *gains])
+        rows.append([REGIMES[stem], BUDGETS[end][0], *scores, *gains])
     return markdown(head, rows)
 
 
@@ -54,9 +53,8 @@ def choices() -> str:
         words = {name: listed[name].words.split(", ", 1)[1].split(" %, ")[-1] for name in names if name in listed}
         to_beat = (dict.fromkeys(names, f"{stem}_{role}{end}") for role in ("anchor", "vn"))
         regime = Regime(f"{REGIMES[stem]}, {BUDGETS[end][0]}", names, *to_beat, f"{stem}_{BUDGETS[end][1]}")
-        for group in GROUPS:
-            choice = choose(arms, regime, group)
-            rows.append([regime.words, group, seeds_of(choice), choice_words(choice, words)])
+        made = {group: choose(arms, regime, group) for group in GROUPS}
+        rows += [[regime.words, group, seeds_of(each), choice_words(each, words)] for group, each in made.items()]
     return markdown(["regime", "asked", "seeds", "take", "against its anchor", "against trained value norm"], rows)
 
 

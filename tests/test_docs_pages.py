@@ -105,7 +105,7 @@ MEASURED = re.compile(
 )
 """An interval, an error, a difference, a count of samples, a ratio, a number with a unit of quality, time or size."""
 GIVEN = {
-    "README.md": "17 GB, 17 MB",  # layers x heads x channels x tokens
+    "README.md": "17 GB",  # layers x heads x channels x tokens
     "data/README.md": "16 MiB",
     "docs/budgets.md": "0.15625, 0.15625, 0.1875, 0.15625, 0.25, 0.15625, 25 %",  # three ways to one size
     "docs/evaluation.md": "70 %",
