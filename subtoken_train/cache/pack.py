@@ -172,12 +172,12 @@ def pack_layer(
     whole = all(each % form.per_code == 0 for each in (width, width // pieces, marks.channels))
     served = whole and key_BhNd.dtype == value_BhNd.dtype in DTYPES and width <= 256
     fused = served and not (form.mixes and plan.cut_keys) and choose_kernel(key_BhNd.device.type).path == "triton"
-    states = (x if fused else x.reshape(num_rows, -1, length, width) for x in (key_BhNd, value_BhNd))
-    beside = None if position_BN is None else position_BN.int().repeat_interleave(num_rows // batch, 0)
+    keys, values = (x if fused else x.reshape(num_rows, -1, length, width) for x in (key_BhNd, value_BhNd))
+    place_RN = None if position_BN is None else position_BN.int().repeat_interleave(num_rows // batch, 0)
     fill_Rc1d = None if fill_BV is None else fill_BV.expand(batch, -1).reshape(num_rows, -1, 1, width)
     feedback_Rcdd = None if fed is None else fed.reshape(num_rows, -1, width, width)
     plan_of = marks.rows_RM, marks.kinds, marks.flags_RSM, _channels(plan)
-    layer = _Rows(*states, *plan_of, beside, fill_Rc1d, feedback_Rcdd)
+    layer = _Rows(keys, values, *plan_of, place_RN, fill_Rc1d, feedback_Rcdd)
     blocks, alike = [], dict[tuple[int, ...], list[int]]()
     for row, each in enumerate(counts.kinds):
         alike.setdefault(each, []).append(row)
@@ -195,7 +195,7 @@ def pack_layer(
         cut = any(part.cut for part in parts)
         channels = each_tensor(layer.channels_Rck, lambda x, rows=rows: x if rows is None else x[rows]) if cut else None
         blocks.append(Block(rows, parts, channels, numbers=None if rows is None else members))
-        for number, part in zip(held, parts, strict=True) if fused else ():
+        for number, part in zip(held, parts if fused else [], strict=fused):
             first, step = torch.tensor([*addresses(blocks[-1], part).values()]).T
             table[members, number] = first + step * torch.arange(len(members))[:, None]
     if fused and (most := max(max(sizes) for sizes in alike)):
@@ -243,13 +243,13 @@ def _room(own: _Rows, piece_bit: Tensor | None, number: int, shape: Sequence[int
     kind, width, (rows, heads, size) = own.kinds[number], own.keys_RcNd.shape[3], shape
     form, new, dtype = kind.form, own.keys_RcNd.new_empty, own.keys_RcNd.dtype
 
-    def payload(part: Part, lead: tuple[int, ...], width: int) -> Payload:
+    def payload(part: Part, lead: Sequence[int], width: int) -> Payload:
         data = new(*lead, form.code_width(width), dtype=form.code_dtype(dtype))
         scale = new(form.scale_shape(shape, width, part), dtype=torch.float16) if form.rounds else None
         return Payload(data, scale, dtype, form)
 
-    cut = own.channels_Rck is not None and kind.cut
-    keys = payload("keys", shape, own.channels_Rck.shape[2] if cut else width)
+    channels = own.channels_Rck if kind.cut else None
+    keys = payload("keys", shape, width if channels is None else channels.shape[2])
     stands = None if own.position_RN is None else new(rows, size, dtype=torch.int32)
     if not kind.routed:
         return BlockPart(keys, payload("values", shape, width), kind.cut, stands)
