@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import pkgutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from subtoken_train.errors import unknown_name
+from subtoken_train.evaluation.tasks.table import TASK_ROWS
 from subtoken_train.registry import Registry
 from subtoken_train.typed import checked
 
 if TYPE_CHECKING:
     from subtoken_train.evaluation.tasks.task import Task
 
-_TEXT = (pkgutil.get_data(__name__, "tasks.csv") or b"").decode()
-TASK_ROWS = {row["name"]: row for row in csv.DictReader(_TEXT.splitlines(True))}
 TASKS: Registry[Task] = Registry(
     "task",
     group="subtoken_train.tasks",
