@@ -14,7 +14,7 @@ from huggingface_hub import errors as hf
 
 from subtoken_train.artifact.whole_folder import CONFIG_FILE, PICTURE_FILE, RECIPE_FILE
 from subtoken_train.errors import refuse, shell_words
-from subtoken_train.families.backbone_config import absent, check_revision, is_gguf, is_hub_id, resolve
+from subtoken_train.families.backbone_config import check_revision, is_gguf, is_hub_id, nowhere, resolve
 from subtoken_train.families.online import hub_asked, silence
 from subtoken_train.resources import published_models
 from subtoken_train.typed import typed
@@ -63,7 +63,7 @@ def check_there(path: str) -> None:
     check_fetched(path)
     if not (is_hub_id(path) or is_gguf(path) or Path(resolve(path)).is_dir()):
         neither = "is neither a folder with a config.json nor a model on the Hub (user/name)"
-        raise absent(path, neither, "check its spelling, and the folder that you are in")
+        raise nowhere(path, neither, "check its spelling, and the folder that you are in")
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def is_gguf(path: str) -> bool:
     return path.lower().endswith(".gguf")
 
 
-def absent(path: str, why: str, advice: str) -> ValueError:
+def nowhere(path: str, why: str, advice: str) -> ValueError:
     """Return the error for a backbone that is nowhere: what it is not, what to check, and a command that gets one."""
     another = "or take another: 'subtoken-train data smollm2' fetches a small one"
     return ValueError(f"backbone {path!r} {why}; {advice}, {another}")

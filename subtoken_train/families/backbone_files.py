@@ -24,7 +24,7 @@ from transformers.integrations.gguf import GGUF_CONFIG_ARCHS, read_gguf_metadata
 
 from subtoken_train.documents import check_file_name, check_regular, read_json, real_path
 from subtoken_train.errors import MAX_TOKENS, check_package, check_range
-from subtoken_train.families.backbone_config import absent
+from subtoken_train.families.backbone_config import nowhere
 from subtoken_train.forks import undoing
 from subtoken_train.typed import checked, shown
 
@@ -196,7 +196,7 @@ _NO_ARCHITECTURES = ("general", "tokenizer")
 def check_gguf(path: Path) -> None:
     """Raise ``ValueError`` unless a file is whole and of a language model that transformers reads, by its header."""
     if not path.exists():
-        raise absent(str(path), "does not exist", "check its spelling, and the folder that you are in")
+        raise nowhere(str(path), "does not exist", "check its spelling, and the folder that you are in")
     size = check_regular(path)
     check_package("gguf", "gguf", f"reading {path}")
     try:

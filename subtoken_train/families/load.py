@@ -22,7 +22,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from subtoken_train.families import FAMILIES
 from subtoken_train.families import backbone_files as files
-from subtoken_train.families.backbone_config import BackboneConfig, absent, check_backbone, is_gguf, is_hub_id, resolve
+from subtoken_train.families.backbone_config import BackboneConfig, check_backbone, is_gguf, is_hub_id, nowhere, resolve
 from subtoken_train.families.decoder import check_window_runs, layer_windows
 from subtoken_train.families.family import Family, check_served
 from subtoken_train.families.lora import prepare_quantised, quantization_config
@@ -286,7 +286,7 @@ def _read_config(config: BackboneConfig) -> Any:
     except OSError as error:
         why = (is_hub_id(source) and silence()) or f"check the name, the network or HF_HOME ({type(error).__name__})"
         neither = "is neither a folder with a config.json nor a model that the Hub returns"
-        raise absent(config.path, neither, why) from error
+        raise nowhere(config.path, neither, why) from error
     except Exception as error:  # no such model_type, or values that its configuration does not take
         words = _words(error)
         if "custom code" in words:

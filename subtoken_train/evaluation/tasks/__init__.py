@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import json
-import pkgutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from subtoken_train.errors import unknown_name
+from subtoken_train.evaluation.tasks.table import TASK_ROWS
 from subtoken_train.registry import Registry
 from subtoken_train.typed import checked
 
 if TYPE_CHECKING:
     from subtoken_train.evaluation.tasks.task import Task
 
-_TABLE = (pkgutil.get_data(__name__, "tasks.csv") or b"").decode()
-TASK_ROWS = {row["name"]: row for row in csv.DictReader(_TABLE.splitlines(True))}
-"""The rows by name."""
-WORDS: dict[str, Any] = json.loads(pkgutil.get_data(__name__, "words.json") or b"")
-"""What the benchmarks say in prompts, where a cell of the table does not hold it, and look for in answers."""
 TASKS: Registry[Task] = Registry(
     "task",
     group="subtoken_train.tasks",

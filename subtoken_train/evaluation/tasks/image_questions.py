@@ -19,8 +19,9 @@ from typing import Any, ClassVar
 from subtoken_train.datasets.image_sources import inside
 from subtoken_train.evaluation.metrics import short_answers
 from subtoken_train.evaluation.metrics.metric import mean_of
-from subtoken_train.evaluation.tasks import WORDS, files
+from subtoken_train.evaluation.tasks import files
 from subtoken_train.evaluation.tasks.files import FileRow, read_split, task_source
+from subtoken_train.evaluation.tasks.table import WORDS
 from subtoken_train.evaluation.tasks.task import Sample, Task
 
 SHORT_ANSWER = "\nAnswer the question using a single word or phrase."

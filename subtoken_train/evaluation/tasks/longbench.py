@@ -29,9 +29,10 @@ from typing import Any, ClassVar, NamedTuple
 
 from subtoken_train.errors import check_package, unknown_name
 from subtoken_train.evaluation.metrics.metric import MeanOfTasks, MeanScores
-from subtoken_train.evaluation.tasks import WORDS, files
+from subtoken_train.evaluation.tasks import files
 from subtoken_train.evaluation.tasks.files import FileRow, find_file, task_folder
 from subtoken_train.evaluation.tasks.ruler import LongContext
+from subtoken_train.evaluation.tasks.table import WORDS
 from subtoken_train.evaluation.tasks.task import Sample
 
 

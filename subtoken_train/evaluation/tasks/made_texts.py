@@ -20,8 +20,8 @@ from subtoken_train.artifact.hub import check_fetched
 from subtoken_train.datasets.recall import ADJECTIVES, NAMES, NOUNS
 from subtoken_train.documents import read_text
 from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, clipped
-from subtoken_train.evaluation.tasks import WORDS
 from subtoken_train.evaluation.tasks.ruler import NEW_TOKENS, LongContext, family, parts_of, ruler_sample
+from subtoken_train.evaluation.tasks.table import WORDS
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from subtoken_train.families.backbone_config import is_hub_id, resolve
 

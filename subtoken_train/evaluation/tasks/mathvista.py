@@ -12,9 +12,9 @@ from typing import Any
 
 from subtoken_train.evaluation.metrics.metric import mean_of
 from subtoken_train.evaluation.metrics.short_answers import levenshtein
-from subtoken_train.evaluation.tasks import WORDS
 from subtoken_train.evaluation.tasks.files import FileRow, read_entries
 from subtoken_train.evaluation.tasks.image_questions import LETTER_ANSWER, ImageQuestions, lettered
+from subtoken_train.evaluation.tasks.table import WORDS
 
 _SAID = re.compile(
     r"(?i:answer|option|choice)(?i:\s+is)?\s*:?\s*(?:\(([A-Za-z])\)|([A-Z])(?![\w'])|([a-z])\s*\.?$)"

@@ -18,9 +18,9 @@ from string import ascii_uppercase
 from typing import Any, ClassVar
 
 from subtoken_train.evaluation.metrics.metric import MeanScores, mean, mean_of
-from subtoken_train.evaluation.tasks import WORDS
 from subtoken_train.evaluation.tasks.files import FileRow, read_split
 from subtoken_train.evaluation.tasks.image_questions import LETTER_ANSWER, SHORT_ANSWER, ImageQuestions, lettered
+from subtoken_train.evaluation.tasks.table import WORDS
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.typed import shown
 

@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Literal
 
 from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, at_place
 from subtoken_train.evaluation.metrics.metric import MeanOfTasks
-from subtoken_train.evaluation.tasks import WORDS
 from subtoken_train.evaluation.tasks.files import read_jsonl, read_split, task_source
+from subtoken_train.evaluation.tasks.table import WORDS
 from subtoken_train.evaluation.tasks.task import Sample, Task
 
 

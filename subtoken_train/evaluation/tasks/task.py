@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 from subtoken_train.datasets.image_sources import PictureSource
 from subtoken_train.errors import check_range, unknown_name
 from subtoken_train.evaluation.metrics.metric import TaskMetric
-from subtoken_train.evaluation.tasks import TASK_ROWS
+from subtoken_train.evaluation.tasks.table import TASK_ROWS
 from subtoken_train.families.chat_template import Message
 from subtoken_train.typed import shown
 from subtoken_train.types import Turn

@@ -16,8 +16,8 @@ from typing import ClassVar, NamedTuple
 from subtoken_train.datasets.english import documents
 from subtoken_train.documents import read_text
 from subtoken_train.errors import MAX_COUNT, MAX_SEED
-from subtoken_train.evaluation.tasks import WORDS
 from subtoken_train.evaluation.tasks.ruler import LongContext
+from subtoken_train.evaluation.tasks.table import WORDS
 from subtoken_train.evaluation.tasks.task import Sample
 
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from subtoken_train.evaluation.metrics.metric import TaskMetric, mean
-from subtoken_train.evaluation.tasks import WORDS, files
+from subtoken_train.evaluation.tasks import files
 from subtoken_train.evaluation.tasks.files import FileRow
 from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
+from subtoken_train.evaluation.tasks.table import WORDS
 from subtoken_train.evaluation.tasks.task import Sample
 
 POPE_CATEGORIES = ("adversarial", "popular", "random")

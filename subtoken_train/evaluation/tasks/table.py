@@ -1,0 +1,10 @@
+"""What each benchmark is, and what it says in prompts and looks for in answers, as files of data."""
+
+import csv
+import json
+import pkgutil
+from typing import Any
+
+_TEXT = (pkgutil.get_data(__package__, "tasks.csv") or b"").decode()
+TASK_ROWS = {row["name"]: row for row in csv.DictReader(_TEXT.splitlines(True))}
+WORDS: dict[str, Any] = json.loads(pkgutil.get_data(__package__, "words.json") or b"")
