@@ -8,7 +8,7 @@ import pytest
 from datasets import Dataset, Features, Image, List, Value
 
 from subtoken_train.evaluation.tasks import build_task
-from subtoken_train.evaluation.tasks.mathvista import MathVistaAccuracy, extract, mathvista_prompt, normalise
+from subtoken_train.evaluation.tasks.math_problems import MathVistaAccuracy, extract, mathvista_prompt, normalise
 from tests.support.benchmark_folders import picture, reference_cases, refused
 
 CHOICE = {
