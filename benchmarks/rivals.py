@@ -1,7 +1,7 @@
 """Methods that are trained to drop entries, beside others of the same bytes, on SmolLM2, before the question is known.
 
 python -m benchmarks.rivals texts again.jsonl      # what arms of recipes/real/rivals.yaml learn from
-python -m benchmarks.rivals record results/rivals  # results/real_text/rivals.csv, table of docs/trained_arms.md
+python -m benchmarks.rivals record results/rivals  # results/real_text/rivals.csv.xz, table of docs/trained_arms.md
 """
 
 import json
@@ -18,7 +18,7 @@ from benchmarks.real_text import OUT, ROOT
 from subtoken_train.cli.recommend import interval_cell as cell
 from subtoken_train.evaluation.intervals import bootstrap_interval
 
-CSV, PAGE, PROSE = OUT / "rivals.csv", ROOT / "docs/trained_arms.md", Path("data/english_text/train.jsonl")
+CSV, PAGE, PROSE = OUT / "rivals.csv.xz", ROOT / "docs/trained_arms.md", Path("data/english_text/train.jsonl")
 
 
 def chats() -> Iterator[str]:
