@@ -8,12 +8,12 @@ import pytest
 from tests.support.places import ROOT
 
 CEILINGS = {
-    "lines of the package": 51_771,
+    "lines of the package": 51_766,
     "files of the package": 280,
-    "lines of tests": 53_906,
-    "lines of benchmark programs": 5_436,
-    "words of pages": 38_571,
-    "tracked megabytes": 24.0,
+    "lines of tests": 53_863,
+    "lines of benchmark programs": 5_434,
+    "words of pages": 38_402,
+    "tracked megabytes": 23.96,
 }
 """What there may be at most."""
 BESIDE = (".", "recipes", "data", "checkpoints", "benchmarks")
