@@ -208,7 +208,7 @@ def pack_layer(
 
 @dataclass(frozen=True)
 class _Rows:
-    """What some rows of a layer store, and by what; the first axis of all tensors is theirs."""
+    """Hold what some rows of a layer store, and by what; the first axis of all tensors is theirs."""
 
     keys_RcNd: Tensor  # [B, h, N, d], as the values, where one launch writes all
     values_RcNd: Tensor

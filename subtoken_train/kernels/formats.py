@@ -43,7 +43,7 @@ def places_of_pieces(stored_n: Tensor, per_head: int, entries: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Rounding:
-    """How a part's numbers are rounded, as ``triton_pack.py`` is compiled for; with no bits they are not."""
+    """Say how a part's numbers are rounded, as ``triton_pack.py`` is compiled for; with no bits they are not."""
 
     bits: int = 0  # of a code
     top: float = 0  # the largest magnitude, or the range of a block, in units of its scale

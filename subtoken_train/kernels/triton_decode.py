@@ -282,7 +282,7 @@ Made = make_dataclass(
         "key_tile", "piece_count", "piece_tile",
     ], frozen=True,
 )  # fmt: skip
-"""What the kernel is compiled for: how entries are stored, a layer's shape, what there is, tiles (powers of 2)."""
+"""Tells the kernel how entries are stored, a layer's shape, what there is, tiles (powers of 2)."""
 CHANGING = ("length", "later", "packed_programs", "window", "slots", "tail_stretches", "new", "share")
 """Numbers that differ between steps and prompts: no kernel is compiled for some of their values."""
 

@@ -285,7 +285,7 @@ Made = make_dataclass(
         "block", "tile", "piece_count", "piece_tile", "bit_tile",
     ], frozen=True,
 )  # fmt: skip
-"""What the kernel is compiled for: sizes, what there is, how parts are rounded, sizes of tiles (powers of 2)."""
+"""Tells the kernel sizes, what there is, how parts are rounded, sizes of tiles (powers of 2)."""
 
 
 def launch_packing(layer: Any, form: Format, table: Tensor, pieces: int, routed: int, most: int) -> None:

@@ -308,14 +308,13 @@ def batch_of(cell: Cell) -> Batch:
     )
 
 
-EXACT, EDGE, TIED, TIMES = 1e-4, 3e-6, 1.0, 2.0
+EXACT, EDGE, TIED, TIMES = 1e-4, 3e-6, 0.4, 2.0
 """Bounds.
 
 ``EXACT``: of a logit, in fp32 and in formats that round, which the truth rounds as they do. ``EDGE``: a sample may be
 farther apart where a number lies so near the edge of two codes, as a share of its vector's largest, or a scale so near
 that of two of fp16, that the last bits of fp32 decide; then by ``TIED`` steps at most, in root mean square over that of
-the logits: a code that falls to the other side in one layer moves others in the next. Most exact samples hold such a
-number, too: alone it excuses much, and ``TIED`` bounds it.
+the logits. Most exact samples hold such a number, too: alone it excuses much, and ``TIED`` bounds it.
 ``TIMES``: a packed bfloat16 model may be so many times as far from the truth in fp32 as eager attention is.
 """
 

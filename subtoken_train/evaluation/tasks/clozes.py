@@ -25,7 +25,7 @@ from subtoken_train.evaluation.tasks.task import Sample, Task
 _HALVES = ("dev", "test")
 _APART = {"site-packages", "test", "tests", "encodings", "pydoc_data"}  # pydoc_data's text is that of ``data english``
 Gap = tuple[str, str, str]
-"""What is read after the context, the answer that follows, and the answer with the rest of its sentence or line."""
+"""Holds what is read after the context, the answer that follows, and the answer with the rest of its line."""
 
 
 class ClozeScores(MeanScores):

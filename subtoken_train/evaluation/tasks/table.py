@@ -1,4 +1,4 @@
-"""What each benchmark is, and what it says in prompts and looks for in answers, as files of data."""
+"""Read from files of data what each benchmark is, what it says in prompts, and what it looks for in answers."""
 
 import csv
 import json
