@@ -2,8 +2,8 @@
 
 A new format is an object in ``FORMATS`` below and its name in ``KVDtype`` of ``settings.py``: packing, bytes, saved
 caches, flags, pages and tests take it from there. ``docs/formats.md`` has a row. A GPU writes it as its ``rounding``
-says; no kernel that it does not name reads it. Only a new class needs more: ``tests/kernels/test_formats.py`` names its
-reference.
+says; Triton and C read it only if it names them, which they know 4 and 8 bits for (``_SYMMETRIC``), else torch does.
+Only a new class needs more: ``tests/kernels/test_formats.py`` names its reference.
 
 Shapes of payloads: [R, c, M, d] with R rows of a block, c heads of a row, M entries, d channels. The pieces of values
 that are stored in part are [n, w], n pieces of w channels, whose scales are those of their entries.

@@ -10,7 +10,7 @@ import torch
 
 from subtoken_train.evictions import EVICTIONS
 from subtoken_train.inference.prefill import decode
-from subtoken_train.kernels.formats import FORMATS
+from tests.support import plain_parts
 from tests.support import truth_cells as bounds
 from tests.support.generation_cells import CELL as TURNED
 from tests.support.generation_cells import PLAIN, inputs_of, model_of, settings_of
@@ -39,7 +39,6 @@ ENDS = [
     for selector, eviction, scope in [(("linear", "snapkv", "context"), ("gated", "own_sets", "all"))[side == "left"]]
 ]
 """Prompts that end with their image, and contexts before their question, under every reducer of visual tokens."""
-STORED = [name for name, form in FORMATS.items() if form.rounds]
 
 
 def name_of(cell: Cell) -> str:
@@ -97,7 +96,7 @@ def flip_last_bits(cache):
     cache.layers[1].blocks[0].parts[0].keys.data.view(torch.uint8)[0, :, 0] ^= 1
 
 
-@pytest.mark.parametrize("precision", STORED)
+@pytest.mark.parametrize("precision", bounds.ROUNDING)
 def test_the_comparison_notices_the_last_bits_of_one_key(precision):
     levels = {"family": "mistral", "reducer": "none", "selector": "none", "precision": precision, "batch": "one"}
     assert corrupted(lambda cache: None, **levels) < 1e-4
@@ -141,11 +140,10 @@ HEAD = [
     f"**fp32**: the largest difference of a logit (bound {bounds.EXACT:g}; logits have a standard deviation of about",
     "1.6), and cells whose tokens differ. **bf16**: root mean square of the difference from a truth in fp32, over that",
     f"of eager attention in bf16: the largest (bound {bounds.TIMES:g}). **Formats that round**: the truth rounds",
-    "the prompt's entries too, by arithmetic written out beside it. Cells that are its to",
-    f"{bounds.EXACT:g} with all tokens, and, of the others, the largest root mean square of a difference over that of",
-    f"the logits (bound {bounds.TIED:g} steps of a code). In each of these a number lies within {bounds.EDGE:g} of the",
-    "edge of two codes, as a share of its vector's largest, or a scale so near that of two of fp16: the last bits of",
-    "fp32 decide.",
+    f"the prompt's entries too, by arithmetic written out beside it. Cells that are its to {bounds.EXACT:g} with all",
+    f"tokens. Where a number lies within {plain_parts.EDGE:g} of the edge of two codes, as a share of its vector's",
+    "largest, or a scale so near that of two of fp16, the last bits of fp32 decide: after `+` the cells that are exact",
+    f"once the truth is told how such ties fell, at most how many of a sample (bound {bounds.TOLD:g}).",
     "",
 ]
 
@@ -153,8 +151,8 @@ HEAD = [
 def summary(found) -> list[str]:
     """Return the largest differences of every factor level as Markdown."""
     lines = [
-        f"| factor | level | cells | fp32 | fp32 tokens differ | bf16 | {' | '.join(bounds.STEPS)} |",
-        "|---|---|---|---|---|---|" + "---|" * len(bounds.STEPS),
+        f"| factor | level | cells | fp32 | fp32 tokens differ | bf16 | {' | '.join(bounds.ROUNDING)} |",
+        "|---|---|---|---|---|---|" + "---|" * len(bounds.ROUNDING),
     ]
     rows = defaultdict(lambda: defaultdict(list))
     for cell, x in found:
@@ -165,10 +163,9 @@ def summary(found) -> list[str]:
         cells = [f"{max(x.largest for x in of['fp32']):.1e}" if of["fp32"] else "-"]
         cells.append(str(sum(not x.same_tokens for x in of["fp32"])) if of["fp32"] else "-")
         cells.append(f"{max(x.times for x in of['bf16']):.2f}" if of["bf16"] else "-")
-        for some in map(of.get, bounds.STEPS):
-            tied = [x.relative for x in some or () if not x.exact]
-            worst = f" {max(tied):.0e}" if tied else ""
-            cells.append(f"{len(some) - len(tied)}/{len(some)}{worst}" if some else "-")
+        for some in map(of.get, bounds.ROUNDING):
+            told = [x.told for x in some or () if x.told]
+            cells.append(f"{len(some) - len(told)}{f' + {len(told)} ({max(told)})' if told else ''}" if some else "-")
         lines.append(f"| {factor} | {level} | {sum(map(len, of.values()))} | " + " | ".join(cells) + " |")
     return lines
 

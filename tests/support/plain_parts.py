@@ -230,22 +230,28 @@ E2M1 = [0, 0.5] + [2.0**e * (1 + part / 2) for e in range(3) for part in range(2
 """Numbers from 0 up that a byte and half a byte hold (OCP's formats; the byte's last one stands for no number)."""
 
 
-def steps_up(form: Format) -> int:
-    """The largest number of a vector or block in steps of its codes; of floats, in their largest steps."""
-    if isinstance(form, Fp8 | NVFP4):
-        return 14 if isinstance(form, Fp8) else 3
-    above_zero = isinstance(form, AboveZero) and not isinstance(form, TurboQuant)
-    return 2**form.bits - 1 if above_zero else 2 ** (form.bits - 1) - 1
+EDGE = 1e-5
+"""Nearer to the edge of two codes, as a share of a vector's largest number, or to that of two scales of fp16, as a
+share of the scale, the last bits of fp32 decide; so with two shares' losses, as a share of the smaller."""
 
 
 class Rounding:
-    """Rounds vectors, and notes how near ``edge`` any number was to the edge of two: of codes, or of fp16's scales.
+    """Rounds vectors; ``edge``: how near any number was to the edge of two, of codes or of fp16's scales.
 
-    It is a share of the largest number of a vector or block, or of the scale.
+    Numbers nearer than ``EDGE`` are counted as ``ties``; those whose count is in ``told`` go to the other side.
     """
 
     def __init__(self) -> None:
-        self.edge = math.inf
+        self.edge, self.ties, self.told = math.inf, 0, frozenset[int]()
+
+    def _over(self, apart: Tensor) -> Tensor:
+        """Whether numbers that are ``apart`` from the edge of two go to the other side."""
+        self.edge = min(self.edge, float(apart.min()))
+        over = apart < EDGE
+        for place in over.nonzero()[:, 0].tolist():
+            over[place] = self.ties in self.told
+            self.ties += 1
+        return over
 
     def by_vector(self, vector: Tensor, bits: int, share: float = 1.0) -> Tensor:
         """One vector as symmetric whole numbers of one fp16 scale."""
@@ -273,7 +279,9 @@ class Rounding:
     def by_channel(self, key: Tensor, lower: Tensor, bits: int) -> Tensor:
         """One rotated key, of the share that loses least; every channel makes up for those before it."""
         top, lost, read = 2 ** (bits - 1) - 1, torch.zeros_like(key), torch.zeros_like(key)
-        share = min(SHARES, key=lambda share: float((Rounding().by_vector(key, bits, share) - key).square().sum()))
+        each = torch.stack([(Rounding().by_vector(key, bits, share) - key).square().sum() for share in SHARES])
+        (least, other), near = each.topk(2, largest=False)
+        share = SHARES[near[int(self._over((other - least)[None] / least.clamp(min=LEAST)))]]
         largest = key.abs().max()
         scale = self._half((share * largest / top).clamp(min=LEAST))
         for channel in range(len(key)):
@@ -298,20 +306,23 @@ class Rounding:
         levels = torch.tensor(sorted({sign * level for level in above for sign in (-1, 1)}))
         apart = (numbers[..., None] - levels).abs()
         (near, other), place = apart.topk(2, largest=False).values.unbind(-1), apart.argmin(-1)
-        self.edge = min(self.edge, float(((other - near) / 2 / numbers.abs().max().clamp(min=LEAST)).min()))
-        return levels[place + (near == other) * (place - len(levels) // 2) % 2]
+        over = self._over(((other - near) / 2 / numbers.abs().max().clamp(min=LEAST)).view(-1)).view_as(place)
+        place = place + (near == other) * (place - len(levels) // 2) % 2
+        beside = place + (2 * (numbers > levels[place]) - 1)
+        return levels[torch.where(over, beside, place).clamp(0, len(levels) - 1)]
 
     def _codes(self, numbers: Tensor, scale: Tensor, extent: Tensor) -> Tensor:
-        apart = (numbers - numbers.floor() - 0.5).abs().min() * scale
-        self.edge = min(self.edge, float(apart / extent.clamp(min=LEAST)))
-        return numbers.round()
+        apart = (numbers - numbers.floor() - 0.5).abs() * scale / extent.clamp(min=LEAST)
+        over = self._over(apart.view(-1)).view_as(numbers)
+        return torch.where(over, numbers.floor() + numbers.ceil() - numbers.round(), numbers.round())
 
     def _half(self, number: Tensor) -> Tensor:
         rounded = number.float().half().float()
         if float(number) != 0:
             step = 2.0 ** max(math.floor(math.log2(abs(float(number)))) - 10, -24)
             apart = abs(abs(float(number - rounded)) - step / 2)
-            self.edge = min(self.edge, apart / abs(float(number)))
+            if self._over(torch.tensor([apart / abs(float(number))])):
+                return rounded + (1 if number > rounded else -1) * step
         return rounded
 
 
@@ -338,7 +349,7 @@ class PlainStorage:
         All as tokens read them; ``fill_hNd``: what dropped groups read as, ``there_hNd``: channels that are stored of a
         value.
         """
-        whole_N = there_hNd.all(-1).all(0)
+        whole_N, self.rounding.ties = there_hNd.all(-1).all(0), 0
         under_hNd = fill_hNd * ~whole_N[:, None]
         keys, values = key_hNd - self.centre_h1d, value_hNd - under_hNd
         keys = keys if self.into_hdd is None else keys @ self.into_hdd
