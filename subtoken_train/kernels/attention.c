@@ -8,6 +8,7 @@
    Legend: R rows of the block, c heads of a row, X = R * c, G query rows of a head, d head width, N entries of all parts,
    M entries of a part, P pieces of an entry in all heads of the row, S bits of an entry, n stored pieces. */
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 #ifdef __AVX512F__
@@ -349,5 +350,129 @@ void block_sums(const struct block *b, float *weights, int64_t cuts, int64_t thr
             else
                 for (int64_t q = 0; q < b->columns; q += ROWS)
                     add_pieces(b, p, head, cut, cuts, q, own + q * b->entries, to);
+    }
+}
+
+/* What the keys of a head receive from rows of its queries, each row's softmax over the keys up to its place. */
+struct asked {
+    const void *queries, *keys;    /* [G, q, d] and [K, d], rows of channels */
+    const int64_t *places;         /* rows that are asked for, ascending */
+    const float *weights, *hidden; /* of rows, [q]; added to the scores of keys, [K]; null: 1 and 0 */
+    int64_t query_head, query_row, key_row, columns, marked, entries, width, channel_bits, first, largest;
+};
+
+#ifdef __AVX512F__
+#define BYTES 64
+#define ACROSS 4
+#else
+#define BYTES 32
+#define ACROSS 2
+#endif
+typedef float wide __attribute__((vector_size(BYTES), aligned(4), may_alias));
+#define PANEL (ACROSS * BYTES / 4) /* keys of a tile; sixty-four, or a part of that */
+#define DOWN 6                     /* rows of a tile */
+#define TALL 48                    /* rows whose scores exist at a time, at most; whole tiles */
+
+/* Lays groups of vectors out channel after channel; zeros fill the last group. */
+static void turn(const struct part *p, const void *from, const int64_t *places, int64_t count, int64_t apart,
+                 int64_t width, int64_t group, float scale, float *to)
+{
+    float room[READ / 16];
+    for (int64_t i = 0; i < (count + group - 1) / group * group; i++) {
+        const float *own = i < count ? as_floats(p, from, (places ? places[i] : i) * apart, width, room) : 0;
+        for (int64_t c = 0; c < width; c++)
+            to[(i / group * width + c) * group + i % group] = own ? scale * own[c] : 0;
+    }
+}
+
+static void tile_scores(const float *queries, const float *keys, int64_t width, float *scores, int64_t apart)
+{
+    wide sums[DOWN][ACROSS] = {}, key[ACROSS];
+    for (int64_t c = 0; c < width; c++, keys += PANEL, queries += DOWN) {
+        for (int k = 0; k < ACROSS; k++)
+            key[k] = ((const wide *)keys)[k];
+        for (int r = 0; r < DOWN; r++)
+            for (int k = 0; k < ACROSS; k++)
+                sums[r][k] += key[k] * queries[r];
+    }
+    for (int r = 0; r < DOWN; r++)
+        for (int k = 0; k < ACROSS; k++)
+            ((wide *)(scores + r * apart))[k] = sums[r][k];
+}
+
+/* Cephes' expf, of numbers up to 0. */
+static inline float exponential(float x)
+{
+    float turns = x * 1.44269504f + 12582912.0f, n = turns - 12582912.0f, y;
+    int32_t power, bits;
+    x = x - n * 0.693359375f + n * 2.12194440e-4f;
+    y = ((x * 1.9875691500e-4f + 1.3981999507e-3f) * x + 8.3334519073e-3f) * x + 4.1665795894e-2f;
+    y = ((y * x + 1.6666665459e-1f) * x + 5.0000001201e-1f) * (x * x) + x + 1.0f;
+    memcpy(&power, &turns, sizeof power), memcpy(&bits, &y, sizeof bits);
+    bits += (uint32_t)power << 23;
+    memcpy(&y, &bits, sizeof y);
+    return y;
+}
+
+/* Makes scores the exponentials of what they are less than the largest; returns their sum, 0 where nothing is seen. */
+static float soften(float *scores, int64_t count)
+{
+    float top = -INFINITY, sum = 0;
+#pragma omp simd reduction(max : top)
+    for (int64_t k = 0; k < count; k++)
+        top = scores[k] > top ? scores[k] : top;
+    top = top == -INFINITY ? 0 : top;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t k = 0; k < count; k++) {
+        float below = scores[k] - top, power = exponential(below);
+        sum += scores[k] = below <= -87 ? 0 : power;
+    }
+    return sum;
+}
+
+/* Adds what keys receive from up to TALL rows of a query head; both are turned. */
+static void add_received(const struct asked *a, const int64_t *places, int64_t count, const float *keys,
+                         const float *queries, float *scores, int64_t apart, float *received)
+{
+    int64_t end = (a->first + places[count - 1] + PANEL) / PANEL * PANEL;
+    for (int64_t k = 0; k < end; k += PANEL)
+        for (int64_t r = 0; r < count; r += DOWN)
+            tile_scores(queries + r * a->width, keys + k * a->width, a->width, scores + r * apart + k, apart);
+    for (int64_t r = 0; r < count; r++) {
+        float *own = scores + r * apart, weight = a->weights ? a->weights[places[r]] : 1, sum;
+        int64_t seen = a->first + places[r] + 1;
+        for (int64_t k = 0; a->hidden && k < seen; k++)
+            own[k] += a->hidden[k];
+        sum = soften(own, seen);
+        weight = sum == 0 ? 0 : weight / sum;
+        if (a->largest)
+            for (int64_t k = 0; k < seen; k++)
+                received[k] = own[k] * weight > received[k] ? own[k] * weight : received[k];
+        else
+            for (int64_t k = 0; k < seen; k++)
+                received[k] += own[k] * weight;
+    }
+}
+
+/* keys: room for K, rounded up to 64, times d; room: [threads, TALL, rounded K + 16 + d]; received: [threads, G,
+   rounded K], zeros. */
+void keys_received(const struct asked *a, float scale, int64_t threads, float *keys, float *room, float *received)
+{
+    int64_t rounded = (a->entries + 63) / 64 * 64, apart = rounded + 16, width = a->width;
+    int64_t size = a->channel_bits / 8, most = 131072 / apart / DOWN * DOWN; /* in a core's own cache */
+    int64_t tall = most > TALL ? TALL : most < DOWN ? DOWN : most;
+    struct part stored = {.channel_bits = a->channel_bits};
+    turn(&stored, a->keys, 0, a->entries, a->key_row, width, PANEL, 1, keys);
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+    for (int64_t share = 0; share < threads; share++) {
+        float *scores = room + share * TALL * (apart + width), *turned = scores + TALL * apart;
+        for (int64_t head = 0; head < a->columns; head++)
+            for (int64_t i = share * tall; i < a->marked; i += threads * tall) {
+                int64_t rows = a->marked - i < tall ? a->marked - i : tall;
+                const char *asking = (const char *)a->queries + head * a->query_head * size;
+                turn(&stored, asking, a->places + i, rows, a->query_row, width, DOWN, scale, turned);
+                add_received(a, a->places + i, rows, keys, turned, scores, apart,
+                             received + (share * a->columns + head) * rounded);
+            }
     }
 }

@@ -1,7 +1,7 @@
 """Attention of one new token in C, where torch takes up to sixty small operations a layer; the softmax stays torch's.
 
 ``attention.c`` is compiled when a process first needs it (about a second). It serves fp32 and bf16 on a CPU, and one
-new token that sees everything; all else goes the way of ``cpu.py``.
+new token that sees everything; all else goes the way of ``cpu.py``. It sums what a prompt's keys receive, too.
 
 Legend: B batch, H query heads, h key-value heads, R rows of a block, c heads of a row, X = R * c, G = H / h, N entries
 of a row and its tail, d head width.
@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from subtoken_train.errors import SubTokenWarning
-from subtoken_train.kernels.choice import compiler
+from subtoken_train.functional.causal_attention import SlidingWindow, attention_received
+from subtoken_train.kernels.choice import choose_kernel, compiler
 from subtoken_train.kernels.storage import Block, BlockPart, RoutedValues, Tail
 
 SOURCE = Path(__file__).with_name("attention.c")
@@ -28,6 +29,7 @@ FLAGS: tuple[list[str], ...] = (["-march=native", "-fopenmp"], ["-march=native"]
 """Tried in turn: not every compiler knows all of them."""
 CUTS = 4  # of a head's channels, which threads share, at most
 SPLIT = 2**17  # products of channels in a block from which a second thread gains anything
+TALL = 48  # rows whose scores over all keys exist at a time
 WIDEST = 512  # head whose codes the functions have room for
 BITS = {torch.float32: 32, torch.bfloat16: 16}  # by dtype: bits of a channel that is not rounded
 _ADDRESS, _NUMBER = ctypes.c_void_p, ctypes.c_int64
@@ -49,6 +51,14 @@ class _Block(ctypes.Structure):
     )
 
 
+class _Asked(ctypes.Structure):
+    _fields_ = (
+        *((name, _ADDRESS) for name in ("queries", "keys", "places", "weights", "hidden")),
+        *((name, _NUMBER) for name in ("query_head", "query_row", "key_row", "columns", "marked", "entries", "width")),
+        *((name, _NUMBER) for name in ("channel_bits", "first", "largest")),
+    )
+
+
 @lru_cache
 def library() -> ctypes.CDLL | None:
     """Compile and load the functions; None where there is no compiler or (with a warning) it fails."""
@@ -64,7 +74,8 @@ def library() -> ctypes.CDLL | None:
                 loaded = ctypes.CDLL(str(built))
                 loaded.block_scores.argtypes = [_ADDRESS, _ADDRESS, ctypes.c_float, _NUMBER, _ADDRESS]
                 loaded.block_sums.argtypes = [_ADDRESS, _ADDRESS, _NUMBER, _NUMBER, _ADDRESS]
-                loaded.block_scores.restype = loaded.block_sums.restype = None
+                loaded.keys_received.argtypes = [_ADDRESS, ctypes.c_float, _NUMBER, *[_ADDRESS] * 3]
+                loaded.block_scores.restype = loaded.block_sums.restype = loaded.keys_received.restype = None
                 return loaded
     words = f"decoding is slower: {found} did not compile {SOURCE.name}: {run.stderr.strip()[:200]}"
     warnings.warn(words, SubTokenWarning, stacklevel=2)
@@ -160,3 +171,40 @@ def _part(part: BlockPart, width: int) -> _Part:
     if values.index is not None:
         own.bits, own.flags, own.bytes = values.index.data_ptr(), *values.index.shape[1:]
     return own
+
+
+def received(
+    query_BHNd: Tensor,
+    key_BhKd: Tensor,
+    rows_BN: Tensor,
+    keys_BK: Tensor,
+    scale: float,
+    offset: int = 0,
+    window: SlidingWindow | None = None,
+    weight_BN: Tensor | None = None,
+    largest: bool = False,
+    most: int | None = None,
+) -> Tensor:
+    """Return ``attention_received``, from C where that serves; scores of few rows exist at a time."""
+    query, key, compiled = query_BHNd, key_BhKd, None
+    (batch, heads, _, width), (kv_heads, entries) = query.shape, key.shape[1:3]
+    if window is None and query.device.type == "cpu" and query.dtype == key.dtype in BITS and width <= WIDEST:
+        compiled = library() if choose_kernel("cpu").path == "cpu" else None
+    if compiled is None:
+        return attention_received(query, key, rows_BN, keys_BK, scale, offset, window, weight_BN, largest, most)
+    query, key = (x if x.stride(3) == 1 else x.contiguous() for x in (query, key))
+    hidden_BK = None if keys_BK.all() else torch.zeros(keys_BK.shape).masked_fill_(~keys_BK, -torch.inf)
+    weight_BN = None if weight_BN is None else weight_BN.float().contiguous()
+    threads, columns, rounded = torch.get_num_threads(), heads // kv_heads, -(-entries // 64) * 64
+    turned, room = torch.empty(rounded, width), torch.empty(threads, TALL, rounded + 16 + width)
+    found = torch.zeros(batch, kv_heads, threads, columns, rounded)
+    for sample in range(batch):
+        places = rows_BN[sample].nonzero()
+        of_rows = (None if x is None else x[sample].data_ptr() for x in (weight_BN, hidden_BK))
+        held = places.data_ptr(), *of_rows, query.stride(1), query.stride(2), key.stride(2), columns, len(places)
+        for head in range(kv_heads):
+            states = query[sample, head * columns].data_ptr(), key[sample, head].data_ptr()
+            asked = _Asked(*states, *held, entries, width, BITS[query.dtype], offset, largest)
+            addresses = (x.data_ptr() for x in (turned, room, found[sample, head]))
+            compiled.keys_received(ctypes.byref(asked), scale, threads, *addresses)
+    return (found.amax(2) if largest else found.sum(2)).flatten(1, 2)[..., :entries]

@@ -27,11 +27,11 @@ from subtoken_train.functional.causal_attention import (
     SlidingWindow,
     attention_blocks,
     attention_paid,
-    attention_received,
     attention_rows,
 )
 from subtoken_train.functional.gather import kept_index, last_marked, take_rows
 from subtoken_train.functional.rotary import Rotation
+from subtoken_train.kernels.native import received
 from subtoken_train.types import Frames, Region
 
 Scope = Literal["context", "all", "visual"]
@@ -224,7 +224,7 @@ class View:
         """Return the attention that each entry receives from all marked rows, [B, H, N], see ``attention_received``."""
         weight_BN, most = None if weight_BN is None else weight_BN[:, self._first :], self._most(among)
         asking = self._asking(rows_BN, keys_BN)
-        received_BHK = attention_received(*asking, weight_BN=weight_BN, largest=largest, most=most)
+        received_BHK = received(*asking, weight_BN=weight_BN, largest=largest, most=most)
         return received_BHK[..., : self.regions_BN.shape[1]]
 
     def _most(self, among: Rule | int | None) -> int | None:

@@ -21,6 +21,7 @@ from subtoken_train.functional.causal_attention import (
     fused_kernels,
     with_key_gradient,
 )
+from subtoken_train.kernels.native import received
 from tests.support.helpers import random_mask, random_scores
 from tests.support.shards import LargestTensor
 from tests.support.tape import unread
@@ -248,13 +249,12 @@ def test_blocks_are_the_dense_rows_and_keys_receive_their_columns(problem, block
     expected = dense(problem[0], key, keys, 0.7)[:, :, offset:] * rows[:, None, :, None]
     given = query, key, rows, keys, 0.7, offset, None
     weight = torch.arange(rows.numel()).view_as(rows) % 7 / 3
-    most = data.draw(st.sampled_from([None, int(rows.sum(-1).max())]))
+    most, torch_alone = data.draw(st.sampled_from([None, int(rows.sum(-1).max())])), data.draw(st.booleans())
     for device in ("cuda", "cpu"):  # what is done on such a device: of a GPU nothing is read
         patched = patch.multiple("subtoken_train.functional.causal_attention", BLOCK=block, DEVICES=(device,))
         with patched, unread() if device == "cpu" else nullcontext():
-            sums, weighted, largest = (
-                attention_received(*given, *how, most=most) for how in ((), (weight,), (None, True))
-            )
+            receive = attention_received if torch_alone or device == "cpu" else received
+            sums, weighted, largest = (receive(*given, *how, most=most) for how in ((), (weight,), (None, True)))
             blocks = list(attention_blocks(*given, most))
         matrix, times = collect(blocks, expected)
         assert torch.equal(times, rows.long())

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import warnings
+from contextlib import contextmanager
 from functools import lru_cache
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from subtoken_train.cli.main import main
 from subtoken_train.errors import SubTokenWarning
+from subtoken_train.functional.causal_attention import attention_received
 from subtoken_train.kernels import choice, native
 from subtoken_train.kernels.choice import choose_kernel
 from subtoken_train.kernels.reference import reference_attention
@@ -39,6 +41,21 @@ def plain_library():
         return build()
 
 
+@contextmanager
+def machine(threads, plain):
+    """So many threads share the smallest work; ``plain``: built for every machine, without this one's instructions."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(native, "SPLIT", 1)
+            if plain:
+                patch.setattr(native, "library", plain_library)
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
 @needs_compiler
 @given(
     seed=st.integers(0, 999),
@@ -53,30 +70,46 @@ def plain_library():
     dtype=st.sampled_from([torch.float32, torch.float32, torch.bfloat16]),
 )
 def test_one_token_attends_as_in_the_reference(seed, sets, shape, share, routed, threads, length, plain, bits, dtype):
-    """Room behind the tail is not read, and threads share a head's channels.
-
-    ``plain`` is built for every machine: without the instructions of this one.
-    """
+    """Room behind the tail is not read, and threads share a head's channels."""
     kv_heads, query_heads, width, num_groups = shape
     groups, bits = num_groups if routed else None, bits if width % 8 == 0 else 0  # no odd pieces in int4
     blocks = dense(seed, 2, kv_heads, length, width, groups, share, sets, bits=bits, dtype=dtype).layer().blocks
     keys, values = (states(seed + i, 2, kv_heads, 7, width).to(dtype) for i in (1, 2))
-    query, before = states(seed + 3, 2, kv_heads * query_heads, 1, width).to(dtype), torch.get_num_threads()
+    query = states(seed + 3, 2, kv_heads * query_heads, 1, width).to(dtype)
     expected = reference_attention(query, blocks, Tail(keys[:, :, :5], values[:, :, :5], 5), width**-0.5)
     keys[:, :, 5:] = values[:, :, 5:] = torch.nan
     tail = Tail(keys, values, 5)
     assert native.serves(query, blocks, tail)
-    torch.set_num_threads(threads)
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(native, "SPLIT", 1)
-            if plain:
-                patch.setattr(native, "library", plain_library)
-            got = native.native_attention(query, blocks, tail, width**-0.5)
-    finally:
-        torch.set_num_threads(before)
+    with machine(threads, plain):
+        got = native.native_attention(query, blocks, tail, width**-0.5)
     assert got.dtype == dtype
     assert (got - expected).abs().max() < (1e-5 if dtype == torch.float32 else 2**-6 * expected.abs().max())
+
+
+@needs_compiler
+@given(
+    seed=st.integers(0, 999),
+    shape=st.sampled_from([(1, 3, 64), (2, 1, 9)]),
+    length=st.sampled_from([1, 40, 130]),
+    threads=st.sampled_from([1, 3]),
+    plain=st.booleans(),
+    shares=st.tuples(*[st.sampled_from([0.0, 0.4, 1.0])] * 3),
+    largest=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_keys_receive_what_they_receive_in_torch(seed, shape, length, threads, plain, shares, largest, dtype):
+    """Rows of one tile and of several blocks, marked or not; some keys are hidden; queries are of the last rows."""
+    (kv_heads, query_heads, width), offset = shape, int(shares[2] * (length - 1))
+    query = 3 * states(seed, 2, length - offset, kv_heads * query_heads, width).to(dtype).transpose(1, 2)
+    key = states(seed + 1, 2, length, kv_heads, width).to(dtype).transpose(1, 2)
+    rows, keys = (states(seed + i, 2, 1, length, 1).flatten(1).sigmoid() <= shares[i] for i in (0, 1))
+    weight = states(seed, 2, 1, length, 1).flatten(1)[:, offset:].exp() if plain else None
+    given = query, key, rows[:, offset:], keys, width**-0.5, offset, None, weight, largest
+    with machine(threads, plain):
+        found = native.received(*given)
+    expected = attention_received(*given)
+    assert (found - expected).abs().max() < 1e-5 * expected.max().clamp(min=1)
+    assert not found[~keys[:, None].expand_as(found)].any()
 
 
 @needs_compiler
