@@ -230,8 +230,7 @@ def take_lock(path: Path, seconds: float = -1) -> FileLock:
         if isinstance(error, OSError) and error.errno not in NO_LOCKS:  # a ``Timeout`` has none
             raise
         words = "it continues without one: start no second command that writes there"
-        warned = f"{path.parent} lies on a file system without locks; {words}"
-        warnings.warn(warned, SubTokenWarning, stacklevel=2)
+        warnings.warn(f"{path.parent} lies on a file system without locks; {words}", SubTokenWarning, stacklevel=2)
     return lock
 
 

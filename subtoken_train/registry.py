@@ -9,8 +9,6 @@ adds a method in its ``pyproject.toml``::
 Recipes, grids and adapters are data: a name that stands in one leads to a class only if it is in a registry.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 import warnings
@@ -48,7 +46,7 @@ class Registry(MutableMapping[str, type[T]]):
         self._classes: dict[str, type[T]] = {}
 
     @cached_property
-    def _installed(self) -> dict[str, list[EntryPoint]]:
+    def _installed(self) -> "dict[str, list[EntryPoint]]":
         found: dict[str, list[EntryPoint]] = {}
         if not _may_be_installed(self.group):
             return found
@@ -101,7 +99,7 @@ class Registry(MutableMapping[str, type[T]]):
         module, _, name = place.partition(":")
         return getattr(import_module(f"{self.package}.{module}".lstrip(".")), name)
 
-    def _checked(self, name: str, entries: list[EntryPoint]) -> type[T]:
+    def _checked(self, name: str, entries: "list[EntryPoint]") -> type[T]:
         where = f"{self.kind} {name!r} of {' and '.join(map(_origin, entries))}"
         if len(entries) > 1:
             raise ValueError(f"{where}: the name is taken twice; uninstall one of the packages")
@@ -130,6 +128,6 @@ def _may_be_installed(group: str) -> bool:
     return False
 
 
-def _origin(entry: EntryPoint) -> str:
+def _origin(entry: "EntryPoint") -> str:
     package = "an unknown package" if entry.dist is None else f"package {entry.dist.name}"
     return f"{package} ({entry.value})"

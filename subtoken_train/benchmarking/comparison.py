@@ -1,12 +1,10 @@
 """One row of a benchmark: an arm beside its anchor, the same tokens unrouted, and transformers' caches; its table."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from subtoken_train.benchmarking.rounds import WARMUP, cell, measure, middle_ms, ratios
 from subtoken_train.benchmarking.sides import PackedSide, Side, dense_sides
@@ -35,7 +33,7 @@ class Subject:
     compression: Compression
 
     @classmethod
-    def of(cls, backbone: CompressedBackbone, compression: Compression) -> Subject:
+    def of(cls, backbone: CompressedBackbone, compression: Compression) -> Self:
         """Describe a loaded arm; routers that keep every group as it is are left out."""
         bank = None if backbone.active_routing is None else backbone.bank
         return cls(backbone.family, backbone.reducer, bank, compression)
@@ -85,8 +83,7 @@ def comparison(subject: Subject, prompts: Batch, new_tokens: int) -> tuple[list[
         else:
             assert anchor is not None
             words = f"token-only anchor of equal bytes, {_reducer(anchor)}, whole values"
-            rounded = replace(compression, round_up=True)
-            sides.append(PackedSide(ANCHOR, words, family, prompts, anchor, None, rounded))
+            sides.append(PackedSide(ANCHOR, words, family, prompts, anchor, None, replace(compression, round_up=True)))
     for side in sides:
         side.new_tokens = new_tokens
     return [*sides, *dense_sides(family, prompts, new_tokens)], notes

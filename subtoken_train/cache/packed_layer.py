@@ -7,9 +7,7 @@ Legend: B batch, h key-value heads, R rows (samples, or heads of samples), T tai
 tokens, d head width, q new tokens.
 """
 
-from __future__ import annotations
-
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -172,7 +170,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.fill, self.basis = fill, basis
         self.blocks, self.prompt_length = blocks, prompt_length
 
-    def branch(self) -> PackedLayer:
+    def branch(self) -> Self:
         """Return a layer that shares the prompt, which neither changes, and has an empty tail of its own."""
         assert self.tail_length == self.settled_length == 0
         own = PackedLayer(self.fused.workspace)

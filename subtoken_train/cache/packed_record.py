@@ -181,8 +181,7 @@ def _write_block(place: str, block: Block, tensors: dict[str, Tensor]) -> BlockR
         indexed = isinstance(values, Payload) or values.index is not None
         parts.append(PartRecord(routed, part.cut, not part.keys.format.rounds, indexed))
     tensors.update({place + name: tensor for name, tensor in beside.items() if tensor is not None})
-    sizes = (None, None) if pages is None else (pages.size, pages.count)
-    return BlockRecord(block.rows is not None, parts, *sizes)
+    return BlockRecord(block.rows is not None, parts, *((None, None) if pages is None else (pages.size, pages.count)))
 
 
 def packed_cache(

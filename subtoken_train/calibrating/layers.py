@@ -4,8 +4,6 @@ Legend: B batch, M rows of a layer, N rows, H query heads, h key-value heads, d 
 prompts, n entries, D model width.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import ClassVar
 

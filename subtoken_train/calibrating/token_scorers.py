@@ -3,15 +3,13 @@
 Legend: n entries, D model width, W width between the layers of a net, h key-value heads, M rows of a layer.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -202,15 +200,14 @@ class Moments:
     products_Ds: Tensor
 
     @classmethod
-    def of(cls, input_nD: Tensor, target_nh: Tensor) -> Moments:
+    def of(cls, input_nD: Tensor, target_nh: Tensor) -> Self:
         """Sum up some entries."""
         inputs = input_nD.double().cpu()
         both = torch.cat([inputs, target_nh.double().cpu()], 1)
         return cls(len(both), both.sum(0), inputs.T @ both)
 
-    def __add__(self, other: Moments) -> Moments:
-        count = self.count + other.count
-        return Moments(count, self.both_s + other.both_s, self.products_Ds + other.products_Ds)
+    def __add__(self, other: Self) -> Self:
+        return Moments(self.count + other.count, self.both_s + other.both_s, self.products_Ds + other.products_Ds)
 
     def ridge_map(self, ridge: float) -> list[Tensor]:
         """Return weight [h, D] and bias [h] of the ridge regression on standardised inputs."""

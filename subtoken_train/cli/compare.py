@@ -1,7 +1,5 @@
 """``subtoken-train compare``: a run on texts, or a language model alone, beside other ways to spend the same bytes."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -137,11 +135,11 @@ def _model_arms(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def advice(report: Report) -> str:
+def advice(report: "Report") -> str:
     """Say how the trained router (the best arm) stands to the best other (the full cache), on facts or else on text."""
     from subtoken_train.evaluation.reporting.score_tables import Estimate, cost_of, difference_of, score_of
 
-    def share_of(arm: ArmResults, task: str) -> float:
+    def share_of(arm: "ArmResults", task: str) -> float:
         return cost_of(arm, [task]).shares["measured"] or 0.0
 
     arms = {arm.name: arm for arm in report.arms}

@@ -1,7 +1,5 @@
 """``subtoken-train data``: make the embedded data sets, fetch a real model, check the public data sets."""
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections import Counter
@@ -164,7 +162,7 @@ def _check_wikitext103(root: Path) -> str:
     return f"complete; in a recipe: train: {{name: {folder}, documents: wikitext}}"
 
 
-def index(file: Path, image_folder: Path) -> InstructionRecords:
+def index(file: Path, image_folder: Path) -> "InstructionRecords":
     """Index a data file and print what is in it."""
     from subtoken_train.datasets.records import InstructionRecords
 
@@ -175,7 +173,7 @@ def index(file: Path, image_folder: Path) -> InstructionRecords:
     return records
 
 
-def check_images(records: InstructionRecords, missing_list: Path | None) -> str:
+def check_images(records: "InstructionRecords", missing_list: Path | None) -> str:
     """Print which of the images that records name are there; returns the last line."""
     from subtoken_train.datasets.image_sources import count_named, missing_images
 

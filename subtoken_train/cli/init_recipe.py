@@ -148,8 +148,7 @@ def _named(given: str, sees: bool) -> Chosen:
         name, path = by_path.get(_same(given)) or _of_its_family(given), given
     data, other = ("images", "reads texts alone") if sees else ("texts without images", "is for images")
     fitting = ", ".join(each for each, (_, of_images) in templates.items() if of_images == sees)
-    words = f"your data are {data}, and backbone {given!r} {other}; use one of {fitting}"
-    refuse((templates[name][1] != sees, words))
+    refuse((templates[name][1] != sees, f"your data are {data}, and backbone {given!r} {other}; use one of {fitting}"))
     chosen = _taken(name, "as you said", path)
     check_fetched(chosen.path)
     return chosen

@@ -199,8 +199,7 @@ _WORDS = {"integer": "whole number", "boolean": "true or false", "string": "text
 
 def shipped_schema(kind: str = "recipe") -> dict[str, Any]:
     """Return the JSON schema of a recipe, or of a ``grid``, as it ships: with built-in names alone."""
-    schema: dict[str, Any] = json.loads(resource(f"recipes/{kind}.schema.json").read_text(encoding="utf-8"))
-    return schema
+    return dict(json.loads(resource(f"recipes/{kind}.schema.json").read_text(encoding="utf-8")))
 
 
 def recipe_keys(schema: dict[str, Any], content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -4,8 +4,6 @@ Operations are those of ``ledger/flops.py``, with recomputation and distillation
 named GPU's peak at ``UTILISATION`` of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -232,7 +230,7 @@ def added(each: Iterable[RunPlan]) -> RunPlan:
     )
 
 
-def plan_of_grid(checked: DryRun) -> RunPlan:
+def plan_of_grid(checked: "DryRun") -> RunPlan:
     """Return the plan of a grid's evaluation: prompts' passes and records, without answers' tokens and adapters."""
     counts = [samples for _, samples in checked.tasks if samples is not None]
     backbones = {arm.arm.facts.backbone: arm.laid_out.parameters for arm in checked.arms}

@@ -5,8 +5,6 @@ in ``recipes/``, else the shipped one; ``runs/NAME_anchor`` by the anchor of the
 its own. Nothing else records what makes an adapter that is not there yet.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

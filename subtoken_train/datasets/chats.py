@@ -5,8 +5,6 @@ and what asks (QUERY): of a long question its end. Behind it, answers are ANSWER
 ``as_asked`` learns the last answer alone, in the form that asks.
 """
 
-from __future__ import annotations
-
 import json
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -88,7 +86,7 @@ def _places(messages: Sequence[Message]) -> list[int]:
     return [place for place, each in enumerate(messages) if each["role"] == "assistant"]
 
 
-def cached_chats(rows: Dataset, source: CorpusSource, family: Family, limits: ChatLimits) -> Dataset:
+def cached_chats(rows: "Dataset", source: CorpusSource, family: Family, limits: ChatLimits) -> "Dataset":
     """Return the chats of a corpus, kept, by the fields of ``TextSample``."""
     tokenizer = family.tokenizer
     specials = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}  # which a template may write

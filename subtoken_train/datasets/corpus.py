@@ -5,8 +5,6 @@ left at its end is dropped. Attention, positions and loss run across the borders
 tokenizer has one, starts every *block* and belongs to the context.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -59,7 +57,7 @@ class CorpusSource:
     documents: Literal["rows", "wikitext", "conversations"] = "rows"
 
 
-def load_rows(source: CorpusSource) -> Dataset:
+def load_rows(source: CorpusSource) -> "Dataset":
     """Open the raw rows; nothing is tokenised."""
     path = Path(source.name)
     if source.documents == "conversations":
@@ -102,7 +100,7 @@ def _check_whole(source: CorpusSource) -> None:
         raise ValueError(f"{source.name} is a file: it has no config, and its only split is train; leave both out")
 
 
-def _conversation_rows(source: CorpusSource, path: Path) -> Dataset:
+def _conversation_rows(source: CorpusSource, path: Path) -> "Dataset":
     from datasets import Dataset
 
     if not path.is_dir() and (file_kind(path) not in (".json", ".jsonl", *COLUMNAR) or not path.is_file()):
@@ -180,13 +178,13 @@ def read_blocks(rows: Any, source: CorpusSource, tokenizer: Any, block_length: i
         raise ValueError(f"{source.name} ({source.split}) has {few}; lower block_length, or add text")
 
 
-def packed_blocks(rows: Dataset, source: CorpusSource, tokenizer: Any, block_length: int) -> Dataset:
+def packed_blocks(rows: "Dataset", source: CorpusSource, tokenizer: Any, block_length: int) -> "Dataset":
     """Return all blocks of a corpus, kept, as rows of ``input_ids``."""
     generate = lambda: ({"input_ids": ids} for ids in read_blocks(rows, source, tokenizer, block_length))  # noqa: E731
     return kept_rows(generate, IDS, fingerprint(rows, source, tokenizer, block_length))
 
 
-def fingerprint(rows: Dataset, source: CorpusSource, tokenizer: Any, *settings: Any) -> str:
+def fingerprint(rows: "Dataset", source: CorpusSource, tokenizer: Any, *settings: Any) -> str:
     """Return a name for a corpus's samples that is the same in every process, unlike a pickled tokenizer's hash."""
     rules = json.loads(tokenizer.backend_tokenizer.to_str())
     for setting in ("truncation", "padding"):  # left by the last call, and overruled by the next

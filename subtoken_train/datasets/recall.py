@@ -92,8 +92,7 @@ class RecallTask:
         return [*context, *english[start + cuts[-1] : start + room].tolist()]
 
     def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 class RecallRecords(Dataset[RecallSample]):

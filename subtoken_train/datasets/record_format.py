@@ -96,8 +96,7 @@ def said_turns(row: dict[str, Any]) -> list[dict[str, Any]]:
 def record_problem(row: Any, as_document: bool = False) -> str | None:
     """Return what is wrong with a record in LLaVA's form and what to do about it; ``as_document``: marks are text."""
     if not isinstance(row, dict) or not isinstance(row.get("conversations"), list) or not row["conversations"]:
-        named = (words for name, words in _ROWS.items() if isinstance(row, dict) and name in row)
-        return next(named, _ROW)
+        return next((words for name, words in _ROWS.items() if isinstance(row, dict) and name in row), _ROW)
     return next(_problems(row, as_document), None)
 
 

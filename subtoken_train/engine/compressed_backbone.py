@@ -11,14 +11,13 @@ A pass is five stages, which stand in this file in their order:
 Legend: B batch, N positions before the reducer, M positions after it, D model width, V vocabulary, S value groups.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -90,7 +89,7 @@ class CompressedBackbone(nn.Module):
         """First layer that sees a reduced set and routes; below it every token stays whole."""
         return self.reducer.cut_layer(self.family.shape.num_layers)
 
-    def train(self, mode: bool = True) -> CompressedBackbone:
+    def train(self, mode: bool = True) -> Self:
         """Switch to training or evaluation; training is refused where the backbone is spread over devices."""
         if mode:
             check_on_one_device(self.model, "training")

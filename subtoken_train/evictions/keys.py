@@ -226,8 +226,7 @@ JITTER, TRIES, NEIGHBOURS = 1e-2, 8, 3
 
 def gaussian_sketch(heads: int, width: int, sketch_width: int, seed: int) -> Tensor:
     """Draw normal numbers of variance 1 / k, [h, d, k] in fp32; the CPU draws, so a seed gives the same anywhere."""
-    generator = torch.Generator().manual_seed(seed)
-    drawn_hdk: Tensor = torch.randn(heads, width, sketch_width, generator=generator)
+    drawn_hdk: Tensor = torch.randn(heads, width, sketch_width, generator=torch.Generator().manual_seed(seed))
     return drawn_hdk / math.sqrt(sketch_width)
 
 

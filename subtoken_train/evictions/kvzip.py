@@ -5,14 +5,12 @@ R rows while tokens are decoded, D model width, W width between the layers of a 
 key heads of a row, L layers.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -188,7 +186,7 @@ class TokenScorers(CalibratedNumbers):
         _ = self.nets
 
     @classmethod
-    def of(cls, nets: Sequence[Sequence[Tensor]]) -> TokenScorers:
+    def of(cls, nets: Sequence[Sequence[Tensor]]) -> Self:
         """Return the nets of all layers, each given as the tensors that ``layers`` names."""
         first = nets[0]
         written = []

@@ -118,8 +118,7 @@ class PyramidKV(SnapKV):
         window_LB = protected_counts(scores, candidates)
         # on the CPU: few numbers, float64, and whole-number division
         budget_LB, entries_LB = candidates.budget_LB.cpu(), competing_counts(candidates).cpu()
-        count_LB = PYRAMIDS[self.budgets](budget_LB, entries_LB, window_LB.cpu(), self.beta)
-        return count_LB.to(window_LB.device)
+        return PYRAMIDS[self.budgets](budget_LB, entries_LB, window_LB.cpu(), self.beta).to(window_LB.device)
 
 
 def exact_pyramid(budget_LB: Tensor, entries_LB: Tensor, window_LB: Tensor, beta: int) -> Tensor:

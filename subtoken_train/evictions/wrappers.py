@@ -70,8 +70,7 @@ class PerLayer(Wrapper):
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         weight_LB = torch.tensor(self.shares, dtype=torch.float64)[:, None] * candidates.budget_LB.cpu()
-        given_LB = divided(weight_LB, candidates)
-        return self.base.counts(scores, replace(candidates, budget_LB=given_LB, exact_LB=None))
+        return self.base.counts(scores, replace(candidates, budget_LB=divided(weight_LB, candidates), exact_LB=None))
 
 
 @dataclass(frozen=True)

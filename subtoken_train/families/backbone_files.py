@@ -60,8 +60,7 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if (folder / INDEX).is_file():
-        index = read_json(folder / INDEX)
-        return [folder / name for name in sorted(set(map(str, index["weight_map"].values())))]
+        return [folder / name for name in sorted(set(map(str, read_json(folder / INDEX)["weight_map"].values())))]
     if pickles := sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern)):
         raise ValueError(f"{pickles[0]} is a pickle, which may hold code and is not read; use the model in safetensors")
     raise ValueError(f"there is no {WEIGHTS} in it; the download is incomplete")

@@ -90,8 +90,7 @@ class InternVLFamily(MergedTilesFamily):
             for odd in (run for of_sample in runs for run in of_sample if run % self.tile_tokens):
                 self.check_count(-(-odd // self.tile_tokens), odd)
             self.check_count(len(pixels), sum(map(sum, runs)))
-        counts = torch.tensor([len(of_sample) for of_sample in runs], device=visual_BN.device)
-        return GivenImages(pixels, None, counts)
+        return GivenImages(pixels, None, torch.tensor([len(of_sample) for of_sample in runs], device=visual_BN.device))
 
     @classmethod
     def tower_statistics(cls, config: Any) -> frozenset[TowerStatistics]:

@@ -192,8 +192,7 @@ class LlavaNextFamily(LlavaFamily):
     def project(self, states_TC: Tensor) -> Tensor:
         """Apply the multi-modal projector to patches; newlines become the newline embedding."""
         features_TD = super().project(states_TC[:, :-1].contiguous())
-        newline_D = self.model.model.image_newline.to(features_TD)
-        return torch.where(states_TC[:, -1:].bool(), newline_D, features_TD)
+        return torch.where(states_TC[:, -1:].bool(), self.model.model.image_newline.to(features_TD), features_TD)
 
     def _check_tiles(self, pixels: Tensor, layouts_I3: Tensor) -> None:
         side, rows = self.layout.side, layouts_I3.tolist()

@@ -16,11 +16,9 @@ Legend: B batch, H query heads, h key-value heads (H a multiple of h), q rows, K
 chosen ones, d head width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -147,7 +145,7 @@ class Seen:
     gate_BhK: Tensor | None = None
     delay: int = 0
 
-    def until(self, end: int) -> Seen:
+    def until(self, end: int) -> Self:
         """Return the same of the first places."""
         places, keys = (None if each is None else each[..., :end] for each in (self.places_BK, self.keys_BhK))
         return replace(self, places_BK=places, keys_BhK=keys)

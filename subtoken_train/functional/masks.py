@@ -24,8 +24,7 @@ def top_indices(scores: Tensor, count: int) -> Tensor:
 
 def fixed_mask(scores_BNS: Tensor, kept_groups: int) -> Tensor:
     """Keep exactly ``kept_groups`` groups of every token, the fixed budget (paper, section 3.3): bool [B, N, S]."""
-    mask_BNS = torch.zeros_like(scores_BNS, dtype=torch.bool)
-    return mask_BNS.scatter_(-1, top_indices(scores_BNS, kept_groups), True)
+    return torch.zeros_like(scores_BNS, dtype=torch.bool).scatter_(-1, top_indices(scores_BNS, kept_groups), True)
 
 
 def counted_mask(scores_BNS: Tensor, count_BN: Tensor) -> Tensor:
@@ -54,8 +53,7 @@ def ranked_counts(rank_BN: Tensor, routed_BN: Tensor, kept_groups: int, num_grou
 def global_mask(scores_BNS: Tensor, kept_groups: int, routed_BN: Tensor) -> Tensor:
     """Keep a sample's best n * K pairs, the global budget (section 3.4): bool [B, N, S]; n: its routed tokens."""
     routed_BNS = routed_BN[..., None].expand_as(scores_BNS)
-    count_B = routed_BN.sum(-1) * kept_groups
-    return keep_best(scores_BNS.flatten(1), routed_BNS.flatten(1), count_B).view_as(scores_BNS)
+    return keep_best(scores_BNS.flatten(1), routed_BNS.flatten(1), routed_BN.sum(-1) * kept_groups).view_as(scores_BNS)
 
 
 def straight_through(hard: Tensor, logits: Tensor, learns: Tensor | None = None) -> Tensor:

@@ -4,8 +4,6 @@ A command's flags, a grid's YAML and a harness's ``key=value`` are front ends: e
 ``ArmSpec`` and says how its options are spelled in messages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,13 +101,13 @@ class ArmSpec(ArmSettings):
         refuse(((self.reducer is None) != (self.keep_ratio is None), words))
 
     @property
-    def routing(self) -> RoutingConfig | None:
+    def routing(self) -> "RoutingConfig | None":
         """Value groups of a backbone alone; None where it has none, and of an adapter."""
         from subtoken_train.routing import untrained_routing
 
         return untrained_routing(self.groups, self.selector, self.layout, self.seed) if self.adapter is None else None
 
-    def compression(self, round_up: bool = False) -> Compression:
+    def compression(self, round_up: bool = False) -> "Compression":
         """Build the compression that the arm asks for; ``round_up`` is for anchors."""
         from subtoken_train.inference.compression import Compression, written_keep
 
@@ -126,8 +124,8 @@ class ArmSpec(ArmSettings):
         return Compression(method, round_up=round_up, every=self.eviction_every, **settings)
 
     def load(
-        self, device: str | None = None, revision: str | None = None, backbone: BackboneConfig | None = None
-    ) -> SubTokenModel:
+        self, device: str | None = None, revision: str | None = None, backbone: "BackboneConfig | None" = None
+    ) -> "SubTokenModel":
         """Load the model in evaluation mode: an adapter under its own reducer and routers, or a backbone alone."""
         from subtoken_train.inference.model import SubTokenModel
         from subtoken_train.inference.pool import load_backbone

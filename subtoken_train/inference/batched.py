@@ -153,8 +153,7 @@ def generate_batch(
 
     def ended(generated: list[Tensor]) -> Tensor:
         rows = torch.stack(generated[-window:], dim=1).tolist()
-        texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
-        pairs = zip(rows, texts, strict=True)
+        pairs = zip(rows, tokenizer.batch_decode(rows, skip_special_tokens=True), strict=True)
         said = [row[-1] in said_ends or any(each in text for each in stops) for row, text in pairs]
         return torch.tensor(said, device=generated[-1].device)
 

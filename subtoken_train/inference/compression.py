@@ -371,5 +371,4 @@ def method_record(method: Eviction | Reducer) -> dict[str, Any]:
 
 
 def _as_read(record: dict[str, Any]) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads(json.dumps(record))
-    return read
+    return dict(json.loads(json.dumps(record)))

@@ -91,8 +91,7 @@ class DivPrune(RankingReducer):
 
     def scores(self, view: View) -> Tensor:
         visual_BN = view.visual
-        steps = max(self.kept_counts(visual_BN))
-        return -farthest_places(unit_rows(view.hidden_BND), visual_BN, steps)
+        return -farthest_places(unit_rows(view.hidden_BND), visual_BN, max(self.kept_counts(visual_BN)))
 
 
 def relevance(unit_BND: Tensor, visual_BN: Tensor, question_BN: Tensor) -> Tensor:

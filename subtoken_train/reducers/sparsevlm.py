@@ -89,8 +89,7 @@ def recycled_counts(dropped: int) -> tuple[int, int]:
 
 def kept_of(tokens: int, left: int) -> int:
     """Return how many tokens stay unmerged if ``left`` of ``tokens`` go on, recycled ones included; at least one."""
-    fitting = (kept for kept in range(left, 0, -1) if kept + recycled_counts(tokens - kept)[1] <= left)
-    return next(fitting, left)
+    return next((kept for kept in range(left, 0, -1) if kept + recycled_counts(tokens - kept)[1] <= left), left)
 
 
 def recycled_rows(hidden_MD: Tensor, scores_M: Tensor, dropped_M: Tensor, clusters: int) -> tuple[Tensor, Tensor]:

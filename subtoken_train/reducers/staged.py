@@ -54,8 +54,7 @@ class RankedCuts(DecoderReducer):
 
     def cut(self, view: View) -> Cut:
         with torch.no_grad():
-            scores_BM = self.scores(view)
-            kept = (scores_BM, view.regions_BN, view.protected_BN, view.count_B)
+            kept = (self.scores(view), view.regions_BN, view.protected_BN, view.count_B)
             return keep_ranked(*kept, self.ranks, self.merges_dropped)
 
 

@@ -3,11 +3,9 @@
 Legend: B batch, N positions, D model width, S value groups, g channels of a group.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, cast, get_args
+from typing import Any, ClassVar, Literal, Self, cast, get_args
 
 from torch import Tensor, nn
 
@@ -211,7 +209,7 @@ class RoutingConfig:
         """Return the settings that only learned routers have and that differ from their defaults."""
         return self._changed(_OF_ROUTERS)
 
-    def without_router(self, selector: str) -> RoutingConfig:
+    def without_router(self, selector: str) -> Self:
         """Return the same under a router-free selector; settings that only routers have take their defaults."""
         defaults = {name: getattr(RoutingConfig, name) for name in _OF_ROUTERS}
         return replace(self, selector=selector, selector_options={}, **defaults)

@@ -59,8 +59,7 @@ class StopSignals:
         if isinstance(environment, SLURMEnvironment) and environment.auto_requeue:
             self._requeue_signal = int(environment.requeue_signal or signal.SIGUSR1)
         for number in filter(None, (signal.SIGINT, signal.SIGTERM, self._requeue_signal)):
-            previous = signal.signal(number, self._note)
-            self._previous.setdefault(number, previous)
+            self._previous.setdefault(number, signal.signal(number, self._note))
         trainer._signal_connector._original_handlers.update(self._previous)  # what Lightning gives back: not ours
 
     def restore(self) -> None:

@@ -12,8 +12,6 @@ of the keys (K = N, and Q = N in a prompt's pass; S rows of a task are behind it
 heads, h key-value heads, d head width, D model width, W chosen rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
@@ -157,7 +155,7 @@ class View:
         if need not in self.needs:
             raise _undeclared(thing, need)
 
-    def replaced(self, **changes: Any) -> View:
+    def replaced(self, **changes: Any) -> "View":
         """Return a copy with changes; ``dataclasses.replace`` would read what is not there."""
         given = {each.name: vars(self)[each.name] for each in fields(self) if each.init and each.name in vars(self)}
         return View(**given | changes)
@@ -299,7 +297,7 @@ class View:
         slot_BW = self.entries_BN.sum(-1, keepdim=True) - window + torch.arange(window, device=order_BN.device)
         return order_BN.gather(1, slot_BW.clamp(min=0)).masked_fill(slot_BW < 0, -1)
 
-    def among(self, entries_BN: Tensor) -> tuple[View, Tensor]:
+    def among(self, entries_BN: Tensor) -> "tuple[View, Tensor]":
         """Return a view of some entries alone (others are padding), and their places, int64 [B, C], else 0."""
         length, reach = self.regions_BN.shape[1], self.reach
         index_BC, valid_BC = kept_index(entries_BN & self.entries_BN, pad_left=False)

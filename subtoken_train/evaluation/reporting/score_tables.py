@@ -253,8 +253,7 @@ def make_tables(arms: Sequence[ArmResults]) -> tuple[ScoreTable, ...]:
         falling.setdefault(run.manifest.task, []).append(run.manifest.primary.replace("_", " "))
     below = {task: f"{task} ({', '.join(_once(names))}, lower is better)" for task, names in falling.items()}
     if any(task in PAPER_TASKS for task in present):
-        columns = {**PAPER_TASKS, **{mean: mean for mean in MEANS}}
-        tables.append(_table("Scores, the paper's layout", columns, arms))
+        tables.append(_table("Scores, the paper's layout", {**PAPER_TASKS, **{mean: mean for mean in MEANS}}, arms))
     for modality in get_args(Modality):
         others = [task for task in present if task not in PAPER_TASKS and TASKS[task].modality == modality]
         if others:

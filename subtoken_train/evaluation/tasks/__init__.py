@@ -1,7 +1,5 @@
 """The benchmarks by name: a row of ``tasks.csv`` says what one is, and its class what it does its own way."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -14,7 +12,7 @@ from subtoken_train.typed import checked
 if TYPE_CHECKING:
     from subtoken_train.evaluation.tasks.task import Task
 
-TASKS: Registry[Task] = Registry(
+TASKS: "Registry[Task]" = Registry(
     "task",
     group="subtoken_train.tasks",
     package=__name__,
@@ -24,7 +22,7 @@ TASKS: Registry[Task] = Registry(
 )
 
 
-def build_task(name: str, source: str | Path | None = None, **options: Any) -> Task:
+def build_task(name: str, source: str | Path | None = None, **options: Any) -> "Task":
     """Build a task by its name, with some of its options changed; without a source it is its own Hub id."""
     task = TASKS.find(name)
     known = [field.name for field in dataclasses.fields(task) if field.name != "source"]

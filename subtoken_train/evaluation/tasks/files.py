@@ -3,8 +3,6 @@
 Errors name file and line; images stay encoded until they are opened.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import re
@@ -59,7 +57,7 @@ class FileRow(NamedTuple):
             raise ValueError(f"{self.place}: the row has no image; fetch the file again")
         return (self.values[column],)
 
-    def with_values(self, **values: Any) -> FileRow:
+    def with_values(self, **values: Any) -> "FileRow":
         """Return the row with some values more, or others."""
         return FileRow({**self.values, **values}, self.place)
 

@@ -113,8 +113,7 @@ class MMLU(Task):
 
     def prefix(self, subject: str, examples: Sequence[FileRow]) -> str:
         """Return the description and solved examples before a question."""
-        gap = "  " if self.style == "hendrycks" else " "
-        about = gap + subject.replace("_", " ")
+        about = ("  " if self.style == "hendrycks" else " ") + subject.replace("_", " ")
         solved = (f"{self.question(row)} {_LETTERS[_answer(row)]}\n\n" for row in examples)
         return f"The following are multiple choice questions (with answers) about{about}.\n\n{''.join(solved)}"
 
@@ -197,8 +196,7 @@ class OwnText(WikiText):
     query_words: int = 128
 
     def _text(self) -> str:
-        source = task_source(self)
-        return benchmark_text(Path(source) / self.text_files[0])
+        return benchmark_text(Path(task_source(self)) / self.text_files[0])
 
 
 def windows(text: str, sizes: Sequence[int]) -> Iterable[Sample]:
@@ -212,5 +210,4 @@ def windows(text: str, sizes: Sequence[int]) -> Iterable[Sample]:
         context_end, prefix_end, end = (ends[first + words - 1] for words in (context, context + prefix, window))
         scored = text[prefix_end:end]
         counts = {"words": query, "bytes": len(scored.encode())}
-        end_of_context = context_end - start
-        yield Sample(str(number), text[start:prefix_end], counts, (), (scored,), end_of_context, kind="window")
+        yield Sample(str(number), text[start:prefix_end], counts, (), (scored,), context_end - start, kind="window")

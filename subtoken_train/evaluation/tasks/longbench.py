@@ -207,8 +207,7 @@ class LongBench(LongContext):
         paths = [find_file(self, source, f"{name}.jsonl", f"data/{name}.jsonl") for name in self.sets]
         made = []
         for name, path in zip(self.sets, paths, strict=True):
-            rows = files.read_jsonl(path, self.columns)
-            made += [self._sample(name, number, row) for number, row in enumerate(rows)]
+            made += [self._sample(name, number, row) for number, row in enumerate(files.read_jsonl(path, self.columns))]
         return made
 
     def _sample(self, name: str, number: int, row: FileRow) -> Sample:

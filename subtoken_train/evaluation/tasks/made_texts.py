@@ -225,8 +225,7 @@ class RulerSynthetic(MadeTexts, LongContext):
             def fits(size: int, make: Callable[[int], Text] = make, budget: int = budget) -> bool:
                 return count(make(size).whole) <= budget
 
-            size = largest_fitting(fits, size if number else 0, MAKERS[task].smallest, MAKERS[task].largest)
-            text = make(size)
+            text = make(largest_fitting(fits, size if number else 0, MAKERS[task].smallest, MAKERS[task].largest))
             parts = text.context, *parts_of(self, text.rest, task)
             samples.append(ruler_sample(self, task, f"{task}-{number}", parts, text.answers))
         return samples

@@ -190,8 +190,7 @@ def is_right(prediction: str, reference: Mapping[str, Any]) -> bool:
     """Tell whether an answer is right; references hold what ``MathVista.sample`` takes of a row."""
     kinds = reference["choices"], reference["question_type"], reference["answer_type"]
     decimals = None if reference["precision"] is None else int(reference["precision"])  # the Hub's file has 1.0
-    said = normalise(extract(prediction, *kinds), *kinds, decimals)
-    return str(said).strip() == str(reference["answer"]).strip()
+    return str(normalise(extract(prediction, *kinds), *kinds, decimals)).strip() == str(reference["answer"]).strip()
 
 
 MathVistaAccuracy = mean_of("accuracy", is_right)

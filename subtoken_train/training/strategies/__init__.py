@@ -146,8 +146,7 @@ class ZeroStrategy(DeepSpeedStrategy):
         self.config["bf16"] = {"enabled": False}
         if self.precision_plugin.precision == "bf16-mixed":
             # an empty list: nothing that is trained is communicated in bf16
-            autocast = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
-            self.config["torch_autocast"] = autocast
+            self.config["torch_autocast"] = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
         super()._format_config()
 
 
