@@ -71,10 +71,8 @@ def check_file(path: Path) -> None:
         if error.errno == errno.ENAMETOOLONG:
             raise
         return
-    if stat.S_ISDIR(mode):
-        raise ValueError(f"{path} is a folder; name a file")
-    if not stat.S_ISREG(mode):
-        raise ValueError(f"{path} is a pipe or a device; name a file")
+    refuse((stat.S_ISDIR(mode), f"{path} is a folder; name a file"))
+    refuse((not stat.S_ISREG(mode), f"{path} is a pipe or a device; name a file"))
 
 
 def write_whole(path: Path, content: str | bytes | memoryview, overwrite: bool = True) -> None:

@@ -19,7 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from subtoken_train.errors import SubTokenWarning, unknown_name
+from subtoken_train.errors import SubTokenWarning, refuse, unknown_name
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -101,8 +101,7 @@ class Registry(MutableMapping[str, type[T]]):
 
     def _checked(self, name: str, entries: "list[EntryPoint]") -> type[T]:
         where = f"{self.kind} {name!r} of {' and '.join(map(_origin, entries))}"
-        if len(entries) > 1:
-            raise ValueError(f"{where}: the name is taken twice; uninstall one of the packages")
+        refuse((len(entries) > 1, f"{where}: the name is taken twice; uninstall one of the packages"))
         try:
             found = entries[0].load()
         except Exception as error:  # whatever another package does when it is imported

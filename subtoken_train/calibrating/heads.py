@@ -31,7 +31,7 @@ from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.mixed_heads import FadingEntries, HeadMix, mixed_hidden
 from subtoken_train.engine.prompt_pass import Rows, are_finite
-from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, no_numbers
+from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, no_numbers, refuse
 from subtoken_train.evaluation.picture import check_drawable, visual_grid
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.budgets import protected_first
@@ -182,8 +182,7 @@ class VisualCalibrator(HeadCalibrator):
         super().check(backbone)
 
     def prompts(self, family: Family, data: str | None) -> PromptSource:
-        if data not in (None, SCENES):
-            raise ValueError(f"data {data!r}: sparsemm draws its own scenes; leave --data out")
+        refuse((data not in (None, SCENES), f"data {data!r}: sparsemm draws its own scenes; leave --data out"))
         collate = Collator(family, position_bound(family.decoder.config) or MAX_TOKENS)
         groups = in_batches(range(self.samples), self.batch_size)
         drawn = ([scene_record(np.random.default_rng([self.seed, each]), each) for each in some] for some in groups)
@@ -369,8 +368,7 @@ class BudgetCalibrator(Calibrator):
             loss = self.loss(backbone, prompt, head_shares(logit_Lh), HARDEST * (SOFTEST / HARDEST) ** left)
             (logit_Lh.grad,) = torch.autograd.grad(loss, logit_Lh)
             optimizer.step()
-        if not step:
-            raise ValueError("none of the prompts has a context to score; choose other data")
+        refuse((not step, "none of the prompts has a context to score; choose other data"))
         if not bool(are_finite(logit_Lh)):
             raise no_numbers("while its heads were weighed", family.model.dtype)
         return HeadScores(rounded(head_shares(logit_Lh).tolist()))

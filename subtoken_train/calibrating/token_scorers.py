@@ -20,7 +20,7 @@ from subtoken_train.calibrating.base import Batches, Calibrator, scored_prompts
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import are_finite
-from subtoken_train.errors import MAX_COUNT, no_numbers
+from subtoken_train.errors import MAX_COUNT, no_numbers, refuse
 from subtoken_train.evictions.kvzip import KVzip, TokenScorers, repeated_context
 from subtoken_train.functional.hashing import digest_tensor
 from subtoken_train.inference.compression import Compression
@@ -76,8 +76,7 @@ class ScorerCalibrator(Calibrator):
             for layer, own in enumerate(Moments.of(*each) for each in (() if self.hidden else examples)):
                 moments[layer] = moments[layer] + own if layer in moments else own
         counts = [own.count for own in moments.values()] or [len(each[0][0]) for each in drawn]
-        if not any(counts):
-            raise ValueError("none of the prompts has a context to score; choose other data")
+        refuse((not any(counts), "none of the prompts has a context to score; choose other data"))
         if not self.hidden:
             return TokenScorers.of([moments[layer].ridge_map(self.ridge) for layer in sorted(moments)])
         if not any(counts[::HELD_OUT]) or sum(counts) == sum(counts[::HELD_OUT]):

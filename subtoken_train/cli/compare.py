@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from subtoken_train.cli.recipe_source import read_recipe
 from subtoken_train.documents import parse_json, read_text
+from subtoken_train.errors import refuse
 from subtoken_train.outputs import write_whole
 
 if TYPE_CHECKING:
@@ -51,8 +52,7 @@ def run(args: argparse.Namespace) -> int:
     tasks: list[dict[str, Any]] = [{"name": "facts", "contexts": args.contexts, "facts": 4, "words": 400}]
     if words < _LEAST and not (alone and args.text is None):
         few = f"the text has {words:,} words, and its loss and a place for facts take {_LEAST}"
-        if args.text is not None:
-            raise ValueError(f"{few}; give a longer one, or leave --text out")
+        refuse((args.text is not None, f"{few}; give a longer one, or leave --text out"))
         print(f"{few}: facts are hidden in Python's manual, and no loss is asked (--text FILE)", file=sys.stderr)
     if words >= _LEAST:
         out.mkdir(parents=True, exist_ok=True)
@@ -82,8 +82,7 @@ def own_text(recipe: dict[str, Any], given: str | None) -> str:
     else:
         path = Path(given)
     if not path.is_file():
-        if given is not None:
-            raise ValueError(f"{path} is not a file; --text takes a text or JSON lines with 'text'")
+        refuse((given is not None, f"{path} is not a file; --text takes a text or JSON lines with 'text'"))
         return ""
     text = read_text(path)
     if path.suffix == ".jsonl":

@@ -12,7 +12,7 @@ from subtoken_train.cli.command_line import check_counts, check_unused
 from subtoken_train.cli.terminal import quiet_libraries
 from subtoken_train.datasets.known_files import MIX665K, MIX665K_RECORDS
 from subtoken_train.documents import parse_yaml
-from subtoken_train.errors import MAX_SEED, check_range, first_names, plain, unknown_name
+from subtoken_train.errors import MAX_SEED, check_range, first_names, plain, refuse, unknown_name
 from subtoken_train.outputs import check_new, write_whole
 
 if TYPE_CHECKING:
@@ -124,8 +124,7 @@ def _check_options(args: argparse.Namespace) -> None:
     strange = [option for option in ("root", "file", "missing_list", "option", "limit") if option not in used]
     check_unused(args, strange, f"does not apply to data {args.name}; leave it out")
     for option, words in (("root", "the folder to check"), ("file", "the data file that names the images")):
-        if option in needed and getattr(args, option) is None:
-            raise ValueError(f"data {args.name} needs {words}: --{option} PATH")
+        refuse((option in needed and getattr(args, option) is None, f"data {args.name} needs {words}: --{option} PATH"))
 
 
 def _check_llava665k(root: Path, missing_list: Path | None) -> str:
@@ -207,14 +206,12 @@ def _check_task(name: str, root: Path | None, options: Sequence[str], limit: int
     chosen = {}
     for option in options:
         key, equals, value = option.partition("=")
-        if not equals or not key:
-            raise ValueError(f"--option {option!r} must be written KEY=VALUE")
+        refuse((not equals or not key, f"--option {option!r} must be written KEY=VALUE"))
         chosen[key] = parse_yaml(value, f"--option {key}")
     task = build_task(name, root, **chosen)
     rows = "any number of" if task.expected_rows is None else f"{task.expected_rows:,}"
     print(f"{name}: {rows} samples, score {task.primary}; asked: {task.asks}\n  {task.where}\n")
-    if root is not None and not task.needs_files:
-        raise ValueError(f"task {name} makes its samples itself; leave --root out")
+    refuse((root is not None and not task.needs_files, f"task {name} makes its samples itself; leave --root out"))
     if root is None and task.needs_files:
         return f"check a folder: subtoken-train data {name} --root DIR"
     samples = task.samples()

@@ -90,8 +90,7 @@ def _leaves(content: dict[str, Any], keys: Iterable[str], prefix: str = "") -> I
 def read_recipe(path: str | Path) -> dict[str, Any]:
     """Read a saved recipe without the flags that version 0.1 saved; ``ValueError`` if it holds no keys."""
     content = parse_yaml(recipe_text(Path(path)), str(path))
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} has no keys; a recipe has the groups model, data and trainer")
+    refuse((not isinstance(content, dict), f"{path} has no keys; a recipe has the groups model, data and trainer"))
     kept = {key: value for key, value in content.items() if key not in FLAGS}
     return _with_own(kept, str(reducer_group(kept).get("name", DEFAULT_REDUCER)))
 
@@ -136,8 +135,7 @@ def _piece(key: str, text: str | None) -> dict[str, Any]:
         raise ValueError(f"--{key} is not read; write the whole: --trainer.{names[1]}='{{NAME: {{SETTING: VALUE}}}}'")
     if names[0] not in (*KEYS, *FLAGS) or key.endswith("+"):
         raise ValueError(unknown_key("option", key, [*_known_keys(), *_OF_COMMANDS], prefix="--"))
-    if text is None:
-        raise ValueError(f"--{key} needs a value")
+    refuse((text is None, f"--{key} needs a value"))
     value: Any = Written(text)
     with suppress(InvalidYAML):
         content = parse_yaml(text, f"--{key}")

@@ -157,6 +157,5 @@ def _bytes(option: str, text: str) -> int:
     from subtoken_train.inference.compression import parse_keep
 
     number, unit = parse_keep(text) if text[:1].isdigit() else (0.0, "")
-    if unit != "bytes" or number < 1:
-        raise ValueError(f"{option} {text} must be bytes, for instance 20MB")
+    refuse((unit != "bytes" or number < 1, f"{option} {text} must be bytes, for instance 20MB"))
     return int(number)

@@ -17,7 +17,7 @@ from subtoken_train.datasets.corpus import IDS, CorpusSource, fingerprint
 from subtoken_train.datasets.record_format import answer_is_learnt, used_turns
 from subtoken_train.datasets.row_files import Kind, kept_rows
 from subtoken_train.datasets.text_batches import TextSample, chat_split, context_tokens
-from subtoken_train.errors import at_place
+from subtoken_train.errors import at_place, refuse
 from subtoken_train.families import chat_template as template
 from subtoken_train.families.chat_template import Message
 from subtoken_train.families.family import Family
@@ -45,8 +45,7 @@ class ChatLimits:
 
 def iterate_chats(rows: Iterable[dict[str, Any]], family: Family, limits: ChatLimits) -> Iterator[TextSample]:
     """Yield the chats of some conversations (rows of ``corpus.load_rows``) in order."""
-    if not limits.asking:
-        raise ValueError("data.prefix_tokens is 0, and the prompt of a chat must ask; give it 1 or more")
+    refuse((not limits.asking, "data.prefix_tokens is 0, and the prompt of a chat must ask; give it 1 or more"))
     for row in rows:
         yield chat_sample(row, family, limits)
 

@@ -20,7 +20,7 @@ from subtoken_train.datasets.known_files import absent
 from subtoken_train.datasets.record_format import SWITCHES, files_named, read_switch, refuse_files
 from subtoken_train.datasets.row_files import COLUMNAR, Kind, file_kind, files_of_set, kept_rows, placed_rows
 from subtoken_train.documents import text_problem
-from subtoken_train.errors import at_place, clipped
+from subtoken_train.errors import at_place, clipped, refuse
 from subtoken_train.families.online import hub_asked, silence
 
 if TYPE_CHECKING:
@@ -150,8 +150,7 @@ def _articles(lines: Iterable[str]) -> Iterator[str]:
 
 def iterate_blocks(documents: Iterable[str], tokenizer: Any, block_length: int) -> Iterator[list[int]]:
     """Yield ``block_length`` token ids at a time."""
-    if tokenizer.eos_token_id is None:
-        raise ValueError("the tokenizer has no EOS token, which separates documents; set one")
+    refuse((tokenizer.eos_token_id is None, "the tokenizer has no EOS token, which separates documents; set one"))
     prefix = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     wanted, ids = block_length - len(prefix), list[int]()
     remaining = iter(documents)

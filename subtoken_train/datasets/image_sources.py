@@ -14,7 +14,7 @@ from PIL import Image, UnidentifiedImageError
 
 from subtoken_train.datasets.known_files import absent
 from subtoken_train.documents import check_regular
-from subtoken_train.errors import UncutError, shell_words
+from subtoken_train.errors import UncutError, refuse, shell_words
 from subtoken_train.families.images import Picture, PixelError, Video, rgb_pixels
 
 SUFFIXES = (".jpg", ".png", ".gif", ".jpeg")  # OCR-VQA: ``.jpg`` in LLaVA's records, ``.gif`` or ``.png`` on disk
@@ -217,8 +217,7 @@ def frames_in(folder: Path) -> list[Path]:
     if not folder.is_dir() and (problem := refuse_video_file(str(folder))):
         raise ValueError(problem)
     names = sorted(path for path in folder.glob("*") if path.suffix.lower() in SUFFIXES)
-    if not names:
-        raise ValueError(f"{folder} has no frames; extract some: ffmpeg -i VIDEO -vf fps=1 {folder}/%06d.jpg")
+    refuse((not names, f"{folder} has no frames; extract some: ffmpeg -i VIDEO -vf fps=1 {folder}/%06d.jpg"))
     return names
 
 

@@ -214,8 +214,7 @@ def _blind(model: SubTokenModel, text: str, question: str, raw: bool, how: dict[
 
 
 def _of_backbone(pool: ModelPool, anchor: str | None, backbone: str | None) -> list[ShownModel]:
-    if backbone is None:
-        raise ValueError("name an adapter (--adapter DIR), or a backbone to compress (--backbone PATH)")
+    refuse((backbone is None, "name an adapter (--adapter DIR), or a backbone to compress (--backbone PATH)"))
     refuse((anchor is not None, f"anchor {anchor} needs --adapter DIR to compare with; add it, or leave --anchor out"))
     if pool.find(backbone) is not None:  # both sides would be routed
         raise ValueError(f"--backbone {backbone} is an adapter; write --adapter {backbone}")

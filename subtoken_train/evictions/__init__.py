@@ -8,7 +8,7 @@ import math
 from types import UnionType
 from typing import TYPE_CHECKING, Any, get_args
 
-from subtoken_train.errors import check_range, check_word, clipped, unknown_name
+from subtoken_train.errors import check_range, check_word, clipped, refuse, unknown_name
 from subtoken_train.registry import Registry
 from subtoken_train.typed import checked
 from subtoken_train.view.method import hint_of
@@ -114,8 +114,7 @@ def known_names(notation: str) -> tuple[str, ...]:
     *around, inner = names = notation_names(notation)
     for name in around:
         check_word("eviction wrapper", name, WRAPPERS)
-    if inner in WRAPPERS:
-        raise ValueError(f"eviction {notation!r}: {inner} goes around a method; write {inner}(snapkv)")
+    refuse((inner in WRAPPERS, f"eviction {notation!r}: {inner} goes around a method; write {inner}(snapkv)"))
     if inner not in EVICTIONS:
         raise unknown_name("eviction method", inner, EVICTIONS if around else [*EVICTIONS, *WRAPPERS])
     return names

@@ -181,8 +181,7 @@ class TokenScorers(CalibratedNumbers):
         check_range("width", self.width, 1, WIDEST)
         check_range("heads", self.heads, 1, WIDEST)
         check_range("hidden", self.hidden, 0, WIDEST)
-        if not self.layers:
-            raise ValueError("layers must hold a net for every layer")
+        refuse((not self.layers, "layers must hold a net for every layer"))
         _ = self.nets
 
     @classmethod
@@ -227,8 +226,7 @@ def _tensors(place: str, text: str, shapes: Sequence[tuple[int, ...]]) -> list[T
     if len(held) != 4 * sum(sizes):
         raise ValueError(f"{place} has {len(held):,} bytes; a net of these widths has {4 * sum(sizes):,}")
     flat = torch.from_numpy(np.frombuffer(held, "<f4").astype(np.float32))
-    if not bool(flat.isfinite().all()):
-        raise ValueError(f"{place} holds NaN or infinity")
+    refuse((not bool(flat.isfinite().all()), f"{place} holds NaN or infinity"))
     return [part.view(shape) for part, shape in zip(flat.split_with_sizes(sizes), shapes, strict=True)]
 
 

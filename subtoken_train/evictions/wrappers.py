@@ -60,8 +60,7 @@ class PerLayer(Wrapper):
         object.__setattr__(self, "shares", tuple(self.shares))
         for share in checked(list[float], list(self.shares), "per_layer shares"):
             check_range("per_layer shares", share, 0, MOST)
-        if not any(self.shares):
-            raise ValueError("per_layer shares are all 0; a layer must get something")
+        refuse((not any(self.shares), "per_layer shares are all 0; a layer must get something"))
 
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
         unlike = f"per_layer has {len(self.shares)} shares and the backbone {num_layers} layers; give one each"

@@ -50,9 +50,6 @@ class TextFamily(Family):
         if batch.pixel_values is not None:
             raise self._no_images()
 
-    def project(self, states_TC: Tensor) -> Tensor:
-        raise self._no_images()
-
     def _no_images(self) -> ValueError:
         seeing, kind = ", ".join(name for name, family in FAMILIES.items() if family.sees_images), self.model.config
         return ValueError(f"{kind.model_type} is a language model and takes no images; use one of {seeing}")

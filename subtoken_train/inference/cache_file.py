@@ -111,8 +111,7 @@ def read_cache(path: Path, backbone: CompressedBackbone, compression: Compressio
     words = f"{path} has version {record.version}, whose {compression.kv_dtype} value groups have a scale each"
     refuse((old, f"{words}; since version 3 those of an entry's head share one: compress the context again"))
     try:
-        if record.version > 1 and record.model.tokenizer is None:
-            raise ValueError("its model names no tokenizer")
+        refuse((record.version > 1 and record.model.tokenizer is None, "its model names no tokenizer"))
         _check_made_by(record, backbone, compression)
         shape = shape_of(len(record.contexts), backbone, compression)
         devices = [next(layer.parameters()).device for layer in backbone.family.decoder.layers]

@@ -200,8 +200,7 @@ def _read_mappings(prompt: Sequence[Any], pictures: Sequence[Picture]) -> tuple[
             texts.append(str(said) if kind == "text" else _MARKS[str(kind)])
             own += [] if kind == "text" or said is None else [said]
         messages.append({"role": str(role), "content": "\n".join(texts)})
-    if own and pictures:
-        raise ValueError("pictures are given both in the messages and beside them; give them in one place")
+    refuse((own and pictures, "pictures are given both in the messages and beside them; give them in one place"))
     return messages, own or list(pictures)
 
 

@@ -32,8 +32,7 @@ class NoReducer(Reducer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.acts:
-            raise ValueError(f"reducer 'none' keeps every token, but keep_ratio={self.keep_ratio}; set it to 1")
+        refuse((self.acts, f"reducer 'none' keeps every token, but keep_ratio={self.keep_ratio}; set it to 1"))
 
 
 @dataclass(frozen=True, kw_only=True)

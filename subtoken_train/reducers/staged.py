@@ -136,8 +136,7 @@ class PyramidDrop(StagedReducer):
     ranks: ClassVar[bool] = True
 
     def cuts(self, num_layers: int) -> tuple[int, ...]:
-        if num_layers < self.stages:
-            raise ValueError(f"pyramiddrop: stages={self.stages}, but the model has {num_layers} layers")
+        refuse((num_layers < self.stages, f"pyramiddrop: stages={self.stages}, but the model has {num_layers} layers"))
         return tuple(num_layers * stage // self.stages for stage in range(1, self.stages))
 
     def layer_shares(self, num_layers: int) -> list[Fraction]:

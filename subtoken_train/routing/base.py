@@ -91,8 +91,7 @@ class RoutingConfig:
         self.features = tuple(self.features)  # a list is as good, and compares with the default as one
         for name in self.features:
             check_word("routing feature", name, get_args(FeatureName))
-            if self.features.count(name) > 1:
-                raise ValueError(f"routing features names {name!r} twice; once is enough")
+            refuse((self.features.count(name) > 1, f"routing features names {name!r} twice; once is enough"))
         check_word("balance_scope", self.balance_scope, ("sample",))
         check_word("fill", self.fill, get_args(Fill))
 

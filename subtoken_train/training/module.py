@@ -23,7 +23,7 @@ from subtoken_train.engine.build import Stage2Config, assemble, build
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.modes import enable_checkpointing
 from subtoken_train.engine.prompt_pass import PromptPass, Rows
-from subtoken_train.errors import in_a_recipe
+from subtoken_train.errors import in_a_recipe, refuse
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.family import Family
 from subtoken_train.families.load import layout_family
@@ -315,8 +315,7 @@ def _noted(state: Path, key: str) -> Any:
     if not state.is_dir():
         return stored.read_state(state).get(key)
     file = min(state.rglob("*_model_states.pt"), default=None)
-    if file is None:
-        raise ValueError(f"{state} is not a complete DeepSpeed checkpoint: it holds no *_model_states.pt")
+    refuse((file is None, f"{state} is not a complete DeepSpeed checkpoint: it holds no *_model_states.pt"))
     return torch.load(file, map_location="cpu", weights_only=True, mmap=True).get(key)
 
 

@@ -34,7 +34,7 @@ from subtoken_train.inference import text_prompts
 from subtoken_train.inference.batched import generate_batch, in_batches, score_batch
 from subtoken_train.inference.cache_report import Measured, Outcome
 from subtoken_train.inference.compression import Compression
-from subtoken_train.outputs import take_lock
+from subtoken_train.outputs import take_lock, unmake_folders
 from subtoken_train.types import Batch, Protocol, Turn
 from subtoken_train.version import __version__
 
@@ -304,9 +304,7 @@ def alone(folder: Path, processes: Processes) -> Iterator[None]:
     except BaseException:
         if made and not any(path.stat().st_size for path in folder.rglob(results.SAMPLES_GLOB)):
             shutil.rmtree(folder)  # the lock's file is in it, so nobody waits for it
-            for parent in made[1:]:
-                if not any(parent.iterdir()):
-                    parent.rmdir()
+            unmake_folders(made[1:])
         raise
     finally:
         lock.release()

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import check_word
 from subtoken_train.evaluation.tasks.table import TASK_ROWS
 from subtoken_train.registry import Registry
 from subtoken_train.typed import checked
@@ -28,8 +28,7 @@ def build_task(name: str, source: str | Path | None = None, **options: Any) -> "
     known = [field.name for field in dataclasses.fields(task) if field.name != "source"]
     hints = get_type_hints(task)
     for option, value in options.items():
-        if option not in known:
-            raise unknown_name(f"option of task {name}", option, known)
+        check_word(f"option of task {name}", option, known)
         given = list(value) if isinstance(value, tuple) else value
         options[option] = checked(hints[option], given, f"option {option} of task {name}")
     return task(source=source, **options)

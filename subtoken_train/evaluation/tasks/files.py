@@ -53,8 +53,7 @@ class FileRow(NamedTuple):
 
     def image(self, column: str = "image") -> tuple[media.ImageSource]:
         """Return the row's image."""
-        if self.values[column] is None:
-            raise ValueError(f"{self.place}: the row has no image; fetch the file again")
+        refuse((self.values[column] is None, f"{self.place}: the row has no image; fetch the file again"))
         return (self.values[column],)
 
     def with_values(self, **values: Any) -> "FileRow":
@@ -65,8 +64,7 @@ class FileRow(NamedTuple):
 def task_source(task: Task) -> Path | str:
     """Return where a task's files are, a folder or a Hub id."""
     source = task.source if task.source is not None else task.hub_id
-    if source is None:
-        raise ValueError(f"task {task.name} is on no hub: give source, the folder with its files. {task.where}")
+    refuse((source is None, f"task {task.name} is on no hub: give source, the folder with its files. {task.where}"))
     if Path(source).is_dir():
         return Path(source)
     if isinstance(source, str) and _HUB_ID.fullmatch(source) and not source.startswith("."):
@@ -77,8 +75,7 @@ def task_source(task: Task) -> Path | str:
 def task_folder(task: Task) -> Path:
     """Return the folder of a task that is read from a folder alone."""
     source = task_source(task)
-    if not isinstance(source, Path):
-        raise ValueError(f"task {task.name} reads a folder, and {source} is not one. {task.where}")
+    refuse((not isinstance(source, Path), f"task {task.name} reads a folder, and {source} is not one. {task.where}"))
     return source
 
 
@@ -128,8 +125,7 @@ def read_entries(path: Path, key: str | None, columns: Sequence[str] = ()) -> li
     if key is None and isinstance(content, dict):
         return [_object(values, f"{path}, {name!r}", columns) for name, values in content.items()]
     entries = content if key is None else content.get(key) if isinstance(content, dict) else None
-    if not isinstance(entries, list):
-        raise ValueError(f"{path} has no list {key or 'of objects'}; is it another file?")
+    refuse((not isinstance(entries, list), f"{path} has no list {key or 'of objects'}; is it another file?"))
     return [_object(values, f"{path}, {key or 'entry'}[{number}]", columns) for number, values in enumerate(entries)]
 
 
@@ -176,8 +172,7 @@ def read_table(path: Path, columns: Sequence[str], delimiter: str = ",", header:
                 rows.append(FileRow(dict(zip(names, cells, strict=True)), place))
     except csv.Error as error:
         raise ValueError(f"{path}, line {line}: {error}; {CUT_OFF}") from None
-    if not names:
-        raise ValueError(f"{path} is empty; {CUT_OFF}")
+    refuse((not names, f"{path} is empty; {CUT_OFF}"))
     return rows
 
 
@@ -223,13 +218,11 @@ def read_split(
 def _encoded_image(dataset: Dataset, row: int, column: str) -> bytes:
     value = dataset[row][column]
     if isinstance(value, list):
-        if len(value) != 1:
-            raise ValueError(f"the row holds {len(value)} images, where one belongs; fetch the files again")
+        refuse((len(value) != 1, f"the row holds {len(value)} images, where one belongs; fetch the files again"))
         value = value[0]
     if isinstance(value, dict):
         value = value.get("bytes")
-    if value is None:
-        raise ValueError("the row holds no bytes of an image; fetch the files again")
+    refuse((value is None, "the row holds no bytes of an image; fetch the files again"))
     return bytes(value)
 
 
@@ -281,8 +274,7 @@ def _encoded(dataset: Dataset) -> Dataset:
 
 def check_complete(task: Task, samples: Sequence[Sample], limit: int | None) -> None:
     """Refuse a part of a set as if it were the set, unless a run asks for no more samples than its files hold."""
-    if not samples:
-        raise ValueError(f"task {task.name}: {task.source or task.hub_id} holds no sample. {task.where}")
+    refuse((not samples, f"task {task.name}: {task.source or task.hub_id} holds no sample. {task.where}"))
     found, expected = len(samples), task.expected_rows
     if expected is None or found == expected or (limit is not None and found >= limit):
         return

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from subtoken_train.documents import check_file_name
-from subtoken_train.errors import MAX_TOKENS
+from subtoken_train.errors import MAX_TOKENS, refuse
 from subtoken_train.evaluation.metrics.metric import MeanScores, Prediction, TaskMetric, mean_of
 from subtoken_train.evaluation.tasks.files import FileRow, benchmark_text, read_split, read_table, task_source
 from subtoken_train.evaluation.tasks.image_questions import lettered
@@ -138,8 +138,7 @@ class MMLU(Task):
         else:
             for row in read_split(self, split, self.columns, config="all"):
                 subjects[row.values["subject"]].append(row)
-        if not subjects:
-            raise ValueError(f"task mmlu: {folder} has no *_{split}.csv. {self.where}")
+        refuse((not subjects, f"task mmlu: {folder} has no *_{split}.csv. {self.where}"))
         return subjects
 
 

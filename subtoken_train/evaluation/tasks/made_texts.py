@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 from subtoken_train.artifact.hub import check_fetched
 from subtoken_train.datasets.recall import ADJECTIVES, NAMES, NOUNS
 from subtoken_train.documents import read_text
-from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, clipped
+from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, clipped, refuse
 from subtoken_train.evaluation.tasks.ruler import NEW_TOKENS, LongContext, family, parts_of, ruler_sample
 from subtoken_train.evaluation.tasks.table import WORDS
 from subtoken_train.evaluation.tasks.task import Sample, Task
@@ -346,8 +346,7 @@ class NeedleMap(MadeTexts, LongContext):
         if self.haystack is None:
             return [NOISE]
         found = [part for part in re.split(r"(?<=[.!?])\s+", read_text(Path(self.haystack)).strip()) if part]
-        if not found:
-            raise ValueError(f"haystack {self.haystack} holds no text")
+        refuse((not found, f"haystack {self.haystack} holds no text"))
         return [" ".join(each.split()) for each in found]
 
     def _text(self, sentences: list[str], number: int, size: int, depth: float) -> Text:
