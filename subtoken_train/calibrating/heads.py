@@ -153,8 +153,7 @@ def repeated_runs(answer_A: Tensor, ids_N: Tensor, context_N: Tensor) -> Tensor:
     tokens_A, place_A = whole_AN.max(-1)
     first_A1 = (place_A - before_AN.gather(1, place_A[:, None])[:, 0] + 1)[:, None]
     place_N = torch.arange(len(ids_N), device=ids_N.device)
-    run_AN = (place_N >= first_A1) & (place_N < first_A1 + tokens_A[:, None])
-    return run_AN & (tokens_A >= SHORTEST)[:, None]
+    return (place_N >= first_A1) & (place_N < first_A1 + tokens_A[:, None]) & (tokens_A >= SHORTEST)[:, None]
 
 
 SCENES = "scenes"

@@ -194,8 +194,7 @@ def bearable(mass_BM: Tensor, visual_BM: Tensor, total_B: Tensor, alpha: float) 
     ranked_BM = mass_BM.masked_fill(~visual_BM, 0.0).gather(-1, order_BM)
     spare_B1 = (ranked_BM.sum(-1) - (1 - alpha) * total_B.double())[:, None]
     within_BM = torch.arange(mass_BM.shape[1], device=mass_BM.device) < visual_BM.sum(-1, keepdim=True) - 1
-    leave_BM = within_BM & (ranked_BM.cumsum(-1) <= spare_B1)
-    return torch.zeros_like(visual_BM).scatter(-1, order_BM, leave_BM)
+    return torch.zeros_like(visual_BM).scatter(-1, order_BM, within_BM & (ranked_BM.cumsum(-1) <= spare_B1))
 
 
 @dataclass(frozen=True, kw_only=True)

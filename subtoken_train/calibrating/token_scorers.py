@@ -205,7 +205,7 @@ class Moments:
         both = torch.cat([inputs, target_nh.double().cpu()], 1)
         return cls(len(both), both.sum(0), inputs.T @ both)
 
-    def __add__(self, other: Self) -> Self:
+    def __add__(self, other: "Moments") -> "Moments":
         return Moments(self.count + other.count, self.both_s + other.both_s, self.products_Ds + other.products_Ds)
 
     def ridge_map(self, ridge: float) -> list[Tensor]:

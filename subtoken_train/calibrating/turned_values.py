@@ -14,7 +14,7 @@ from torch import Tensor
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import Rows, are_finite
-from subtoken_train.errors import no_numbers, refuse
+from subtoken_train.errors import no_numbers
 from subtoken_train.families.family import Family
 from subtoken_train.functional.key_axes import first_half, output_metric, value_axes
 from subtoken_train.types import Batch
@@ -46,7 +46,8 @@ def turn_values(backbone: CompressedBackbone, batches: Iterable[Batch], show: Ca
     """Find value axes on prompts and fold them into a backbone without routers, reducer and LoRA."""
     read = iter(batches)
     first = next(read, None)
-    refuse((first is None, "there are no prompts to find value axes on; choose other data"))
+    if first is None:
+        raise ValueError("there are no prompts to find value axes on; choose other data")
     use_packed_attention(backbone.family.decoder.config)
     before = backbone.run(first, pad_left=True).hidden_BMD
     moments = ValueMoments()

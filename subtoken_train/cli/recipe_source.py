@@ -135,7 +135,8 @@ def _piece(key: str, text: str | None) -> dict[str, Any]:
         raise ValueError(f"--{key} is not read; write the whole: --trainer.{names[1]}='{{NAME: {{SETTING: VALUE}}}}'")
     if names[0] not in (*KEYS, *FLAGS) or key.endswith("+"):
         raise ValueError(unknown_key("option", key, [*_known_keys(), *_OF_COMMANDS], prefix="--"))
-    refuse((text is None, f"--{key} needs a value"))
+    if text is None:
+        raise ValueError(f"--{key} needs a value")
     value: Any = Written(text)
     with suppress(InvalidYAML):
         content = parse_yaml(text, f"--{key}")

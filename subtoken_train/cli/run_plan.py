@@ -196,8 +196,7 @@ def _mean_record(
 
 def record_flops(cli: RecipeCLI, parts: CompressedBackbone, step: Step, length: int) -> float:
     """Return the operations of training on one record of ``length`` tokens before the reducer."""
-    trained = {f"compressed.{name}": p for name, p in parts.named_parameters() if p.requires_grad}
-    flops = flops_of(parts.family, trained)
+    flops = flops_of(parts.family, {f"compressed.{name}": p for name, p in parts.named_parameters() if p.requires_grad})
     forward = TrainingFlops(flops.size, [0] * len(flops.trained))
     rows = record_rows(parts, length, min(step.compressed, length))
     total = flops.sample(rows) + float(flops.head(torch.tensor([rows[-1]])))

@@ -11,7 +11,7 @@ import gradio as gr
 from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.demo.drawings import facts_table, group_pictures, marked_text, presets, token_picture
 from subtoken_train.demo.side_by_side import SideAnswer, SideBySide
-from subtoken_train.errors import plain, refuse
+from subtoken_train.errors import plain
 from subtoken_train.evictions import EVICTIONS
 from subtoken_train.kernels.formats import FORMATS
 from subtoken_train.settings import KVDtype
@@ -121,7 +121,8 @@ def _respond(
 
     yield values()
     try:
-        refuse((about is None, "there is no picture; upload one, or use one of the examples"))
+        if about is None:
+            raise ValueError("there is no picture; upload one, or use one of the examples")
         shown = open_image(Path(about)) if models.sees_images else about
         for spoken in models.ask(shown, question, None if eviction == NO_EVICTION else eviction, keep, kv_dtype, raw):
             texts[spoken.place] = spoken.text

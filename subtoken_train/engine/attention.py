@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -96,7 +96,7 @@ class ContextSplit:
         size = self.windows[layer] if self.windows else None
         return None if size is None or self.position_BN is None else SlidingWindow(size, self.position_BN)
 
-    def on(self, device: torch.device) -> Self:
+    def on(self, device: torch.device) -> "ContextSplit":
         """Return the split with its tensors on a device; what layers note is shared."""
         if device == self.regions_BN.device:
             return self

@@ -171,7 +171,8 @@ class CompressedBackbone(nn.Module):
         family, batch = self.family, run.batch
         reducer = self.reducer if run.acts and batch.pixel_values is not None else None
         tower = reducer if isinstance(reducer, TowerReducer) else None
-        states = family.visual_states(batch, None if tower is None else tower.statistics)
+        wanted = None if tower is None else tower.statistics
+        states = None if batch.pixel_values is None else family.visual_states(batch, wanted)
         states = on_device(states, batch.regions_BN.device)
         run.rows = Rows.whole(batch.regions_BN, family.positions(batch), family.deep_features(batch, states))
         if tower is None:

@@ -105,7 +105,7 @@ class Manifest:
         """Write ``manifest.json`` into ``folder``, whole or not at all."""
         write_whole(folder / MANIFEST_FILE, json.dumps({"schema": SCHEMA_VERSION, **asdict(self)}, indent=2) + "\n")
 
-    def joined(self, folder: Path) -> Self | None:
+    def joined(self, folder: Path) -> "Manifest | None":
         """Return the manifest that these answers join, if any; another arm (but for its anchor) or task is refused."""
         if not (folder / MANIFEST_FILE).is_file():
             return None

@@ -88,8 +88,7 @@ class KVzip(PooledBudget):
 
     def score(self, view: View) -> Scores:
         outside_BN = view.entries_BN & ~repeated_context(view.regions_BN)
-        scores_BhN = outside_BN[:, None].float().expand(-1, view.key_BhNd.shape[1], -1)
-        return Scores(scores_BhN, torch.zeros_like(outside_BN))
+        return Scores(outside_BN[:, None].float().expand(-1, view.key_BhNd.shape[1], -1), torch.zeros_like(outside_BN))
 
     def second_pass(self, regions_BN: Tensor) -> Tensor:
         return torch.ones_like(regions_BN[:, 0], dtype=torch.bool)

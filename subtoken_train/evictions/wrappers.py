@@ -239,8 +239,7 @@ class CriticalKV(Wrapper):
 def two_stages(scores_BhN: Tensor, first_BhN: Tensor, norm_BhN: Tensor, epsilon: float) -> Tensor:
     """Multiply score + epsilon by the norm, finite, fp32; marked entries rise above all others of their head."""
     finite = torch.finfo(torch.float32).max
-    second = (scores_BhN.float().clamp(-finite, finite) + epsilon) * norm_BhN
-    second = second.clamp(-FINITE, FINITE)
+    second = ((scores_BhN.float().clamp(-finite, finite) + epsilon) * norm_BhN).clamp(-FINITE, FINITE)
     lift_Bh1 = 2 * (second.amax(-1, keepdim=True) - second.amin(-1, keepdim=True)) + 1
     return torch.where(first_BhN, second + lift_Bh1, second)
 

@@ -155,7 +155,8 @@ def check_local_files(folder: Path) -> None:
     for path in sorted(folder.glob("*.index.json")):
         index = read_json(path)
         shards = index.get("weight_map") if isinstance(index, dict) else None
-        refuse((not isinstance(shards, dict) or not shards, f"{path} names no weights (weight_map)"))
+        if not isinstance(shards, dict) or not shards:
+            raise ValueError(f"{path} names no weights (weight_map)")
         for shard in set(map(str, shards.values())):
             check_file_name(shard, f"{path}: weight_map")
             if not (folder / shard).is_file():

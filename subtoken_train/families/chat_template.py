@@ -219,8 +219,7 @@ def _tried(
     for number, (begin, end) in chosen.items():
         match found.get((_BEGIN, str(number))), found.get((_END, str(number))):
             case [start], [stop]:
-                same = text[start:stop] == messages[number]["content"][begin:end]
-                if same or messages[number]["role"] == "system":
+                if text[start:stop] == messages[number]["content"][begin:end] or messages[number]["role"] == "system":
                     places[number] = start, stop
     return places
 

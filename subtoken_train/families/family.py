@@ -203,8 +203,8 @@ class Family(DecoderStack, ABC):
         return {"pixel_values": pixels}
 
     @abstractmethod
-    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
-        """Return the tower's output for every image, without gradient, and statistics of a kind for a tower reducer."""
+    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates:
+        """Return the tower's output for every image, without gradient, and statistics of a kind; only asked where images are."""
 
     @classmethod
     def tower_statistics(cls, config: Any) -> frozenset[TowerStatistics]:
@@ -249,7 +249,8 @@ class Family(DecoderStack, ABC):
     @torch.no_grad()
     def embed(self, batch: Batch, states: VisualStates | None = None) -> Tensor:
         """Return input embeddings [B, N, D] with the visual features in place; ``states`` if the tower already ran."""
-        states = self.visual_states(batch) if states is None else states
+        if states is None and batch.pixel_values is not None:
+            states = self.visual_states(batch)
         return self.place(batch, None if states is None else self.project(torch.cat(states.tokens)))
 
     def deep_features(self, batch: Batch, states: VisualStates | None) -> Tensor | None:

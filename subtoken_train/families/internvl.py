@@ -97,10 +97,9 @@ class InternVLFamily(MergedTilesFamily):
         return frozenset({"received", "class", "unsplit"})
 
     @torch.no_grad()
-    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
+    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates:
         """Return every tile's merged patches (no class token), an entry per tile; statistics are the last layer's."""
-        if batch.pixel_values is None:
-            return None
+        assert batch.pixel_values is not None
         tower, pixels = self.model.model.vision_tower, batch.pixel_values.to(self.model.dtype)
         last = tower.encoder.layer[-1]
         hidden_INc, (seen_INc, *_), _ = with_inputs(last, lambda: tower(pixels).last_hidden_state)

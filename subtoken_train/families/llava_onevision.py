@@ -120,10 +120,9 @@ class LlavaOnevisionFamily(Family):
         return tower_peak(pixel_bytes, self.shape.element_bytes, self.layout.side, live)
 
     @torch.no_grad()
-    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
+    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates:
         """Return projected features with newlines; statistics of the layer that made them are packed as they are."""
-        if batch.pixel_values is None:
-            return None
+        assert batch.pixel_values is not None
         assert batch.image_grid_I3 is not None
         model, chosen = self.model.model, self.model.config.vision_feature_layer
         layers = [chosen] if isinstance(chosen, int) else list(chosen)

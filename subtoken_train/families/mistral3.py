@@ -117,10 +117,9 @@ class Mistral3Family(Family):
         return int(pixels + element * patches * (patches + states))
 
     @torch.no_grad()
-    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
+    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates:
         """Return every picture's normed patches, merged two by two; statistics are the last layer's, as Qwen's are."""
-        if batch.pixel_values is None:
-            return None
+        assert batch.pixel_values is not None
         assert batch.image_grid_I3 is not None
         model, grid = self.model.model, batch.image_grid_I3.tolist()
         pixels = self._padded(batch.pixel_values.to(self.model.dtype), batch.image_grid_I3)

@@ -43,10 +43,9 @@ class QwenVLFamily(QwenInputs):
     paper_text: ClassVar[dict[str, int]] = {"system": 15, "query": 12}
 
     @torch.no_grad()
-    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
+    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates:
         """Return the tower's merged embeddings, in raster order; statistics are from its last block."""
-        if batch.pixel_values is None:
-            return None
+        assert batch.pixel_values is not None
         assert batch.image_grid_I3 is not None
         tower, grid_I3 = self.model.model.visual, batch.image_grid_I3
         patches, sizes = batch.pixel_values.to(tower.dtype), [self.grid_tokens(grid) for grid in grid_I3.tolist()]

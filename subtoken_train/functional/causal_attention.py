@@ -44,8 +44,7 @@ def fused_kernels(query_BHqd: Tensor, key_BhKd: Tensor, value_BhKd: Tensor, mask
     trained = torch.is_grad_enabled() and any(x.requires_grad for x in (query_BHqd, key_BhKd, value_BhKd))
     widest = FLASH_TRAINED if trained else FLASH_WIDTH
     found = []
-    if not masked and dtype in HALF and len(widths) == 1 and max(widths) <= widest:
-        found.append("flash")
+    found += ["flash"] if not masked and dtype in HALF and len(widths) == 1 and max(widths) <= widest else []
     known, own_heads = dtype in (*HALF, torch.float32), query_BHqd.shape[1] == key_BhKd.shape[1]
     if known and own_heads and query_BHqd.shape[-1] == key_BhKd.shape[-1]:
         found += ["efficient"] * all(width * dtype.itemsize % ALIGNED == 0 for width in widths)

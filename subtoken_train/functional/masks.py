@@ -46,8 +46,7 @@ def ranked_counts(rank_BN: Tensor, routed_BN: Tensor, kept_groups: int, num_grou
     # 2n times the ideal count, so that it is whole
     scaled_BN = 2 * n_B1 * high + (low - high) * (2 * rank_BN + 1)
     floor_BN = torch.where(routed_BN, scaled_BN // (2 * n_B1).clamp(min=1), 0)
-    missing_B1 = n_B1 * kept_groups - floor_BN.sum(-1, keepdim=True)
-    return floor_BN + (routed_BN & (rank_BN < missing_B1))
+    return floor_BN + (routed_BN & (rank_BN < (n_B1 * kept_groups - floor_BN.sum(-1, keepdim=True))))
 
 
 def global_mask(scores_BNS: Tensor, kept_groups: int, routed_BN: Tensor) -> Tensor:
@@ -118,8 +117,7 @@ def mask_entropy(mask_BNS: Tensor, routed_BN: Tensor) -> Tensor:
     """
     share_S = group_counts(mask_BNS, routed_BN).float() / routed_BN.sum().clamp(min=1)
     largest = _binary_entropy(share_S.mean())
-    ratio = _binary_entropy(share_S).mean() / largest.clamp(min=1e-12)
-    return torch.where(largest > 0, ratio.clamp(max=1), 0.0)
+    return torch.where(largest > 0, (_binary_entropy(share_S).mean() / largest.clamp(min=1e-12)).clamp(max=1), 0.0)
 
 
 def choice_entropy(logits_BNS: Tensor, routed_BN: Tensor) -> Tensor:

@@ -81,8 +81,7 @@ def given_tokens(
 
     def add(rows: Sequence[int], logits: Tensor, wanted: Sequence[int]) -> None:
         at, ids = torch.tensor(rows), torch.tensor(wanted, device=device)
-        logprobs = logits.float().log_softmax(-1).gather(1, ids[:, None])[:, 0]
-        sums_B.index_add_(0, at, logprobs.cpu().double())
+        sums_B.index_add_(0, at, logits.float().log_softmax(-1).gather(1, ids[:, None])[:, 0].cpu().double())
         right_B.index_add_(0, at, (logits.argmax(-1) == ids).cpu().double())
 
     if rows:

@@ -97,7 +97,8 @@ def _text(
 
 def _pictures(family: Family, context: Context, system: str | None) -> tuple[Batch, texts.QuestionFrame]:
     words = f"{family.name} sees images: a context is an image or a list of images, and text belongs to the questions"
-    refuse((isinstance(context, str) or not context, words))
+    if isinstance(context, str) or not context:
+        raise ValueError(words)
     marked = system is not None and picture_marks(system)
     refuse((marked, "the system prompt contains <image> or <video>, which stand for pictures; leave them out"))
     inputs = inputs_of(family, texts.picture_messages(context, "?", system), context)

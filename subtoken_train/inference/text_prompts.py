@@ -50,8 +50,7 @@ class QuestionFrame:
         held = [mark for mark in (IMAGE_MARK, *family.placeholders) if family.sees_images and mark in question]
         belongs = f"all pictures belong to the context (where it is text, write \\{IMAGE_MARK})"
         refuse((held, f"a question holds {''.join(held[:1])}; {belongs}"))
-        before = "" if question.startswith("\n") and not self.before.strip() else self.before
-        text = before + question + self.after
+        text = ("" if question.startswith("\n") and not self.before.strip() else self.before) + question + self.after
         texts = (self.anchor, self.anchor + text, text)
         anchor, whole, alone = (tokenise(family.tokenizer, words)[0] for words in texts)
         ids: list[int] = whole[len(anchor) :] if whole[: len(anchor)] == anchor else alone

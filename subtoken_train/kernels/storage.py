@@ -120,8 +120,7 @@ class RoutedValues:
     @property
     def index_bytes(self) -> int:
         """Bytes of the index, the offsets and the piece map."""
-        found = 0 if self.index is None else self.index.nbytes
-        return found + self.offsets.nbytes + self.piece_bit.nbytes
+        return (0 if self.index is None else self.index.nbytes) + self.offsets.nbytes + self.piece_bit.nbytes
 
 
 @dataclass

@@ -26,8 +26,7 @@ from subtoken_train.view.view import Need, View
 
 def page_index(context_BN: Tensor, page_size: int) -> Tensor:
     """Number each context token's page, [B, N] int64: ``page_size`` consecutive context tokens each; -1 elsewhere."""
-    ordinal_BN = context_BN.long().cumsum(-1) - 1
-    return torch.where(context_BN, ordinal_BN // page_size, -1)
+    return torch.where(context_BN, (context_BN.long().cumsum(-1) - 1) // page_size, -1)
 
 
 def page_bounds(key_BhNd: Tensor, page_BN: Tensor, num_pages: int) -> tuple[Tensor, Tensor]:

@@ -70,8 +70,7 @@ class UniformReducer(RankingReducer):
     ranks: ClassVar[bool] = True
 
     def scores(self, view: View) -> Tensor:
-        place_BN = view.visual.long().cumsum(-1) - 1
-        return -((place_BN * GOLDEN) % 2**32).float() / 2**32
+        return -(((view.visual.long().cumsum(-1) - 1) * GOLDEN) % 2**32).float() / 2**32
 
 
 @dataclass(frozen=True, kw_only=True)

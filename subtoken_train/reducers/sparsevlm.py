@@ -120,8 +120,7 @@ class SparseVLM(StagedReducer):
     def cuts(self, num_layers: int) -> tuple[int, ...]:
         found: list[int] = []
         for cut in CUTS:
-            nearest = (2 * cut * num_layers + DEPTH) // (2 * DEPTH)
-            found.append(max(nearest, (found or [0])[-1] + 1))
+            found.append(max((2 * cut * num_layers + DEPTH) // (2 * DEPTH), (found or [0])[-1] + 1))
         return tuple(cut for cut in found if cut < num_layers)
 
     def layer_shares(self, num_layers: int) -> list[Fraction]:

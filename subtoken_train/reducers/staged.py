@@ -252,8 +252,7 @@ class PruneSchedules(NumberTable):
                 raise ValueError(f"shares[{i}] must start at 1 and never rise: layers after a cut hold no more")
             if row[-1] <= 0:
                 raise ValueError(f"shares[{i}] ends at {row[-1]:g}; the last layer holds something")
-        averages = [sum(row) / len(row) for row in self.shares]
-        if any(low >= high for high, low in pairwise([1.0, *averages])):
+        if any(low >= high for high, low in pairwise([1.0, *[sum(row) / len(row) for row in self.shares]])):
             raise ValueError("shares must be rows of falling averages below 1")
 
 

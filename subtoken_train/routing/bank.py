@@ -425,5 +425,4 @@ class RouterBank(nn.Module):
         ]
 
     def _always(self, routed_BN: Tensor) -> Tensor:
-        first_BN = routed_BN.cumsum(-1) <= self.config.sinks
-        return routed_BN & (first_BN | last_marked(routed_BN, self.config.window))
+        return routed_BN & ((routed_BN.cumsum(-1) <= self.config.sinks) | last_marked(routed_BN, self.config.window))

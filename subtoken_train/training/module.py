@@ -23,7 +23,7 @@ from subtoken_train.engine.build import Stage2Config, assemble, build
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.modes import enable_checkpointing
 from subtoken_train.engine.prompt_pass import PromptPass, Rows
-from subtoken_train.errors import in_a_recipe, refuse
+from subtoken_train.errors import in_a_recipe
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.family import Family
 from subtoken_train.families.load import layout_family
@@ -315,7 +315,8 @@ def _noted(state: Path, key: str) -> Any:
     if not state.is_dir():
         return stored.read_state(state).get(key)
     file = min(state.rglob("*_model_states.pt"), default=None)
-    refuse((file is None, f"{state} is not a complete DeepSpeed checkpoint: it holds no *_model_states.pt"))
+    if file is None:
+        raise ValueError(f"{state} is not a complete DeepSpeed checkpoint: it holds no *_model_states.pt")
     return torch.load(file, map_location="cpu", weights_only=True, mmap=True).get(key)
 
 
@@ -355,6 +356,4 @@ def see_blank_image(parts: CompressedBackbone, batch: Batch) -> None:
     blank = Batch(nothing_BN, nothing_BN, nothing_BN, -one_B, pixels.to(device), one_B, ["blank"])
     blank.image_grid_I3 = None if grid is None else grid.to(device)
     statistics = reducer.statistics if isinstance(reducer, TowerReducer) and reducer.acts else None
-    states = family.visual_states(blank, statistics)
-    assert states is not None
-    family.project(torch.cat(states.tokens))
+    family.project(torch.cat(family.visual_states(blank, statistics).tokens))

@@ -237,6 +237,8 @@ class RunCheckpoints(Checkpoint):
         if self._signals.saving and not self._inside_window:
             self.save(trainer)
 
+    on_train_end = on_validation_start
+
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
@@ -248,10 +250,6 @@ class RunCheckpoints(Checkpoint):
         """Obey early stopping, which may have asked for a stop inside an accumulation window."""
         if self._signals.saving:
             self._hold_stop(trainer)
-
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        if self._signals.saving and not self._inside_window:
-            self.save(trainer)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Give the signals back; Lightning skips ``teardown`` then."""

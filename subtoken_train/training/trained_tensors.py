@@ -136,8 +136,7 @@ def gathered(tensor: Tensor) -> Tensor:
 
         with deepspeed.zero.GatheredParameters([tensor]):
             return tensor.detach().cpu().clone()
-    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return whole.detach().cpu().clone()
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().cpu().clone()
 
 
 def adapter_tensors(parts: CompressedBackbone) -> dict[str, Tensor]:

@@ -288,8 +288,7 @@ class View:
     def window(self, count: int | Tensor) -> Tensor:
         """Mark the last ``count`` entries (a number, or [B, 1]), bool [B, N]; of those after the scope, if any."""
         following_BN = self.entries_BN & (self.in_scope_BN.flip(-1).cumsum(-1).flip(-1) == 0)
-        rows_BN = torch.where(following_BN.any(-1, keepdim=True), following_BN, self.entries_BN)
-        return last_marked(rows_BN, count)
+        return last_marked(torch.where(following_BN.any(-1, keepdim=True), following_BN, self.entries_BN), count)
 
     def last_rows(self, window: int) -> Tensor:
         """Index the last ``window`` entries of every sample, ascending, [B, W]; -1 pads samples with fewer."""

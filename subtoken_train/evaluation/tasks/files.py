@@ -64,7 +64,8 @@ class FileRow(NamedTuple):
 def task_source(task: Task) -> Path | str:
     """Return where a task's files are, a folder or a Hub id."""
     source = task.source if task.source is not None else task.hub_id
-    refuse((source is None, f"task {task.name} is on no hub: give source, the folder with its files. {task.where}"))
+    if source is None:
+        raise ValueError(f"task {task.name} is on no hub: give source, the folder with its files. {task.where}")
     if Path(source).is_dir():
         return Path(source)
     if isinstance(source, str) and _HUB_ID.fullmatch(source) and not source.startswith("."):
@@ -75,7 +76,8 @@ def task_source(task: Task) -> Path | str:
 def task_folder(task: Task) -> Path:
     """Return the folder of a task that is read from a folder alone."""
     source = task_source(task)
-    refuse((not isinstance(source, Path), f"task {task.name} reads a folder, and {source} is not one. {task.where}"))
+    if not isinstance(source, Path):
+        raise ValueError(f"task {task.name} reads a folder, and {source} is not one. {task.where}")
     return source
 
 
@@ -125,7 +127,8 @@ def read_entries(path: Path, key: str | None, columns: Sequence[str] = ()) -> li
     if key is None and isinstance(content, dict):
         return [_object(values, f"{path}, {name!r}", columns) for name, values in content.items()]
     entries = content if key is None else content.get(key) if isinstance(content, dict) else None
-    refuse((not isinstance(entries, list), f"{path} has no list {key or 'of objects'}; is it another file?"))
+    if not isinstance(entries, list):
+        raise ValueError(f"{path} has no list {key or 'of objects'}; is it another file?")
     return [_object(values, f"{path}, {key or 'entry'}[{number}]", columns) for number, values in enumerate(entries)]
 
 
@@ -307,5 +310,6 @@ def check_samples(task: Task, samples: Sequence[Sample]) -> None:
 def open_some(samples: Sequence[Sample]) -> list[tuple[int, int]]:
     """Open five images, spread over the samples; their widths and heights in pixels."""
     seen = [sample for sample in samples if sample.images]
-    step = max(1, len(seen) // 5)
-    return [media.open_image(media.first_frame(sample.images[0])).size for sample in seen[::step][:5]]
+    return [
+        media.open_image(media.first_frame(sample.images[0])).size for sample in seen[:: max(1, len(seen) // 5)][:5]
+    ]

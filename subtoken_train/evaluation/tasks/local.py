@@ -97,7 +97,8 @@ class OwnLines(Task):
         return samples
 
     def _file(self) -> Path:
-        refuse((self.source is None, f"task {self.name} needs a source. {self.where}"))
+        if self.source is None:
+            raise ValueError(f"task {self.name} needs a source. {self.where}")
         source = Path(self.source)
         found = sorted(source.glob("*.jsonl")) if source.is_dir() else [source]
         if len(found) != 1:
