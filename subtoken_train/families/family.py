@@ -204,7 +204,7 @@ class Family(DecoderStack, ABC):
 
     @abstractmethod
     def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates:
-        """Return the tower's output for every image, without gradient, and statistics of a kind; only asked where images are."""
+        """Return the tower's output for every image (there are some), no gradient, and statistics for a tower reducer."""
 
     @classmethod
     def tower_statistics(cls, config: Any) -> frozenset[TowerStatistics]:
