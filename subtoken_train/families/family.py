@@ -204,7 +204,7 @@ class Family(DecoderStack, ABC):
 
     @abstractmethod
     def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates:
-        """Return the tower's output for every image (there are some), no gradient, and statistics for a tower reducer."""
+        """Return the tower's output for every image (there is one), without gradient, and a kind of statistics."""
 
     @classmethod
     def tower_statistics(cls, config: Any) -> frozenset[TowerStatistics]:
