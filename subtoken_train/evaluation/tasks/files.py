@@ -310,6 +310,5 @@ def check_samples(task: Task, samples: Sequence[Sample]) -> None:
 def open_some(samples: Sequence[Sample]) -> list[tuple[int, int]]:
     """Open five images, spread over the samples; their widths and heights in pixels."""
     seen = [sample for sample in samples if sample.images]
-    return [
-        media.open_image(media.first_frame(sample.images[0])).size for sample in seen[:: max(1, len(seen) // 5)][:5]
-    ]
+    step = max(1, len(seen) // 5)
+    return [media.open_image(media.first_frame(sample.images[0])).size for sample in seen[::step][:5]]
