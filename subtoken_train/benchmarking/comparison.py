@@ -4,9 +4,10 @@ import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import median
 from typing import Any, Self
 
-from subtoken_train.benchmarking.rounds import WARMUP, cell, measure, middle_ms, ratios
+from subtoken_train.benchmarking.rounds import WARMUP, cell, measure, ratios
 from subtoken_train.benchmarking.sides import PackedSide, Side, dense_sides
 from subtoken_train.benchmarking.synthetic_prompts import PromptParts, draw_prompts
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
@@ -144,7 +145,7 @@ def row_lines(row: Mapping[str, Any]) -> list[str]:
         for part in ("prefill", "step"):
             found = row["ratios"][part].get(name)
             cells += [
-                f"{middle_ms(side[f'{part}_seconds']):.2f}",
+                f"{1000 * median(side[f'{part}_seconds']):.2f}",
                 "" if found is None else cell(found) if row["pairs"] > 1 else f"{found[0]:.2f}",
             ]
         table.append(cells)

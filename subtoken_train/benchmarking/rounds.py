@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -208,8 +207,3 @@ def ratios(figures: dict[str, SideFigures], ours: str) -> dict[str, dict[str, tu
         seconds = {name: getattr(found, f"{part}_seconds") for name, found in figures.items()}
         made[part] = {other: ratio(seconds, ours, other) for other in seconds if other != ours}
     return made
-
-
-def middle_ms(seconds: Sequence[float]) -> float:
-    """Return the median in milliseconds."""
-    return 1000 * median(seconds)

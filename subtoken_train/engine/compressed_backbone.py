@@ -30,7 +30,7 @@ from subtoken_train.engine.prompt_pass import PromptPass, Rows, check_states, jo
 from subtoken_train.engine.second_pass import context_scores, one_budget
 from subtoken_train.engine.spans import Chunks, PromptObserver, RunningPass, run_span
 from subtoken_train.errors import refuse
-from subtoken_train.families.family import Family, check_reducer
+from subtoken_train.families.family import Family, check_calibration, check_served
 from subtoken_train.families.load import check_on_one_device
 from subtoken_train.functional.gather import on_device, take_rows
 from subtoken_train.functional.merging import joined_means
@@ -51,7 +51,8 @@ class CompressedBackbone(nn.Module):
 
     def __init__(self, family: Family, reducer: Reducer, bank: RouterBank | None = None) -> None:
         super().__init__()
-        check_reducer(reducer, family)
+        check_served(reducer, type(family), family.model.config)
+        check_calibration(reducer.calibrated, family)
         self.family, self.model, self.reducer, self.bank = family, family.model, reducer, bank
         self._detached = False
         routing, reads_text = self.active_routing, family.image_token_id is None

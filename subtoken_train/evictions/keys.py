@@ -175,9 +175,6 @@ def lag_spread(states_hPWd: Tensor) -> Tensor:
     return (((relative - mean).square() * told).sum(-1) / (count - 1).clamp(min=1)).sqrt()
 
 
-Leverage = Literal["product", "mean", "key", "value"]
-
-
 @dataclass(frozen=True)
 class CUR(Eviction):
     """CurDKV (Sengupta et al., 2025): entries whose keys and values have much leverage among their neighbours.
@@ -196,7 +193,7 @@ class CUR(Eviction):
     needs: ClassVar[frozenset[Need]] = frozenset({"values"})
 
     sinks: int = setting(4)
-    leverage: Leverage = "product"
+    leverage: Literal["product", "mean", "key", "value"] = "product"
     local: int = setting(16)
 
     def score(self, view: View) -> Scores:

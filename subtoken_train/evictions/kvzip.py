@@ -32,8 +32,6 @@ LATER = "\n\nRepeat the part of the previous context exactly, starting with"
 ANSWER = Opening("\n")
 HINT = 8  # last tokens of the chunk before that a later sentence names
 
-Level = Literal["token", "head"]
-
 
 class PooledBudget(Eviction):
     """Layers and heads share a budget as the setting ``pool`` says; ``lower_bound`` entries stay in every head."""
@@ -75,7 +73,7 @@ class KVzip(PooledBudget):
 
     chunk: int = setting(2048, 1)
     sinks: int = setting(4)
-    level: Level = "token"
+    level: Literal["token", "head"] = "token"
     pool: Pool = "global"
     lower_bound: int = setting(1)
 

@@ -88,9 +88,6 @@ class SnapKV(Windowed):
         return Scores(scores, window_BN)
 
 
-Convention = Literal["exact", "original", "kvpress"]
-
-
 @dataclass(frozen=True)
 class PyramidKV(SnapKV):
     """PyramidKV (Cai et al., 2024): SnapKV's scores, with more entries in lower layers and fewer in higher ones.
@@ -112,7 +109,7 @@ class PyramidKV(SnapKV):
     absolute: ClassVar[Scale | None] = None
 
     beta: int = setting(20, 1)
-    budgets: Convention = "exact"
+    budgets: Literal["exact", "original", "kvpress"] = "exact"
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         window_LB = protected_counts(scores, candidates)

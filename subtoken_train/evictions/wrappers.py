@@ -256,9 +256,6 @@ def projected_norm(value_BhNd: Tensor, weight_DHd: Tensor) -> Tensor:
     return torch.cat(blocks, -1)
 
 
-Safeguard = Literal["floor", "blend"]
-
-
 @dataclass(frozen=True)
 class Ada(Wrapper):
     """Ada-KV (Feng et al., 2024): heads of a layer share one budget, and those of higher scores keep more entries.
@@ -282,7 +279,7 @@ class Ada(Wrapper):
     heads_differ: ClassVar[bool] = True
 
     alpha: float = setting(0.2, 0, 1)
-    safeguard: Safeguard = "floor"
+    safeguard: Literal["floor", "blend"] = "floor"
     normalise: bool = False
 
     def __post_init__(self) -> None:

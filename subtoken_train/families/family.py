@@ -310,9 +310,3 @@ def check_served(reducer: Reducer, family: type[Family], config: Any) -> None:
     if reducer.reads_frames and not family.tells_frames:
         why = "does not tell the frames of a video from images" if family.takes_videos else "takes no videos"
         raise ValueError(f"reducer {reducer.name!r} chooses among the frames of videos, and {family.name} {why}")
-
-
-def check_reducer(reducer: Reducer, family: Family) -> None:
-    """Raise ``ValueError`` if a reducer does not fit a backbone, or its calibration is another one's."""
-    check_served(reducer, type(family), family.model.config)
-    check_calibration(reducer.calibrated, family)

@@ -127,7 +127,6 @@ class CDPruner(RankingReducer):
         return -volume_places(unit_BND, weight_BN, visual_BN, max(self.kept_counts(visual_BN)))
 
 
-DARTStage = Literal["embeds", "decoder"]
 PIVOTS = 4
 """Pivots of the image, and of the text."""
 _LAYER = 2
@@ -168,7 +167,7 @@ class DART(RankingReducer, RankedCuts):
     """
 
     name: str = "dart"
-    stage: DARTStage = "embeds"
+    stage: Literal["embeds", "decoder"] = "embeds"
     layer: int = setting(_LAYER, 1, 10_000)
 
     reads_question: ClassVar[bool] = True

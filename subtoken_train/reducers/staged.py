@@ -165,7 +165,6 @@ def stage_share(depths: tuple[int, ...], average: Fraction, round_up: bool) -> F
     return Fraction(high if round_up or held(high) == average else max(1, low), STEPS)
 
 
-FastVStage = Literal["embeds", "decoder"]
 Ranking = Literal["adapted", "frozen"]
 
 
@@ -190,7 +189,7 @@ class FastV(RankingReducer, RankedCuts):
     """
 
     name: str = "fastv"
-    stage: FastVStage = "embeds"
+    stage: Literal["embeds", "decoder"] = "embeds"
     layer: int = setting(2, 1, 10_000)
     ranking: Ranking = "adapted"
     merge_dropped: bool = False
