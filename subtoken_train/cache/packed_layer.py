@@ -201,9 +201,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.eviction_state.note(query_BHqd)
         if self.basis is not None:
             query_BHqd = self.basis.queries(query_BHqd)
-        blocks = self.blocks
-        if not self.chooses_pages:
-            blocks = [block.in_full for block in blocks]
+        blocks = self.blocks if self.chooses_pages else [block.in_full for block in self.blocks]
         reach = None
         if self.reaches(self.tail_length if self.written is None else int(self.keys.shape[2])):
             assert self.window is not None
