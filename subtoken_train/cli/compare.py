@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from subtoken_train.cli.main import run_command
 from subtoken_train.cli.recipe_source import read_recipe
+from subtoken_train.cli.report import write_report
 from subtoken_train.documents import parse_json, read_text
 from subtoken_train.errors import refuse
 from subtoken_train.outputs import write_whole
@@ -62,9 +64,6 @@ def run(args: argparse.Namespace) -> int:
     anchors = "none" if alone or arms[-1]["name"] == "anchor" else "auto"
     grid = {"out": str(out), "batch_size": 4, "anchors": anchors, "arms": arms, "tasks": tasks}
     write_whole(out / "grid.yaml", json.dumps(grid, indent=1) + "\n")
-    from subtoken_train.cli.main import run_command
-    from subtoken_train.cli.report import write_report
-
     device = ["--device", args.device] if args.device else []
     run_command("evaluate", ["--config", str(out / "grid.yaml"), *device])
     print(f"tables and a page with plots are in {out / 'report'}\n{advice(write_report([out], out / 'report'))}")

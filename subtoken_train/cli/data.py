@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 from subtoken_train.cli.command_line import check_counts, check_unused
 from subtoken_train.cli.terminal import quiet_libraries
-from subtoken_train.datasets.known_files import MIX665K, MIX665K_RECORDS
+from subtoken_train.datasets.english import write_english
+from subtoken_train.datasets.known_files import MIX665K, MIX665K_RECORDS, write_samples
 from subtoken_train.documents import parse_yaml
 from subtoken_train.errors import MAX_SEED, check_range, first_names, plain, refuse, unknown_name
+from subtoken_train.evaluation.tasks import TASKS, build_task
 from subtoken_train.outputs import check_new, write_whole
 
 if TYPE_CHECKING:
@@ -78,12 +80,8 @@ def run(args: argparse.Namespace) -> int:
     if args.name in _MADE:
         out = args.out or _MADE[args.name]
         if args.name == "english":
-            from subtoken_train.datasets.english import write_english
-
             write_english(out, overwrite=args.overwrite)
         elif args.name == "samples":
-            from subtoken_train.datasets.known_files import write_samples
-
             write_samples(out, overwrite=args.overwrite)
         else:
             check_range("--seed", args.seed, 0, MAX_SEED)
@@ -116,8 +114,6 @@ def _check_options(args: argparse.Namespace) -> None:
     if args.name in _MODELS and args.overwrite:
         raise ValueError(f"--overwrite does not apply to data {args.name}: move the folder away to download it again")
     if args.name not in (*_MADE, *_MODELS, *_OPTIONS):
-        from subtoken_train.evaluation.tasks import TASKS
-
         if args.name not in TASKS:
             raise unknown_name("data set", args.name, (*_MADE, *_MODELS, *_OPTIONS, *TASKS))
         used = ("root", "option", "limit")
@@ -199,7 +195,6 @@ def check_images(records: "InstructionRecords", missing_list: Path | None) -> st
 def _check_task(name: str, root: Path | None, options: Sequence[str], limit: int | None = None) -> str:
     import datasets
 
-    from subtoken_train.evaluation.tasks import build_task
     from subtoken_train.evaluation.tasks.files import check_complete, check_samples, open_some
 
     datasets.disable_progress_bars()

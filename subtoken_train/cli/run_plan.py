@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from huggingface_hub import constants, try_to_load_from_cache
@@ -21,6 +21,7 @@ from subtoken_train.datasets.datamodule import CorpusDataModule, InstructionData
 from subtoken_train.datasets.known_files import DOWNLOAD_BYTES, MEAN_RECORDS, MEAN_SPREAD, fetch_command
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.runner.data_file import read_scores
+from subtoken_train.evaluation.runner.dry_run import DryRun
 from subtoken_train.families.backbone_config import is_hub_id
 from subtoken_train.families.images import FP32_BYTES
 from subtoken_train.ledger.flops import PEAKS, UTILISATION, TrainingFlops
@@ -29,9 +30,6 @@ from subtoken_train.ledger.ledger import Anchor
 from subtoken_train.training import preflight
 from subtoken_train.training.memory import MemoryEstimate, Step, checkpoint_bytes, estimate_memory, record_rows
 from subtoken_train.training.panels.throughput import flops_of
-
-if TYPE_CHECKING:
-    from subtoken_train.evaluation.runner.dry_run import DryRun
 
 PUBLISHED_BYTES, RECORD_BYTES = 2, 800
 """Bytes of a parameter in a published model's files, and of an answer in records (measured on ``recall``)."""
@@ -229,7 +227,7 @@ def added(each: Iterable[RunPlan]) -> RunPlan:
     )
 
 
-def plan_of_grid(checked: "DryRun") -> RunPlan:
+def plan_of_grid(checked: DryRun) -> RunPlan:
     """Return the plan of a grid's evaluation: prompts' passes and records, without answers' tokens and adapters."""
     counts = [samples for _, samples in checked.tasks if samples is not None]
     backbones = {arm.arm.facts.backbone: arm.laid_out.parameters for arm in checked.arms}

@@ -20,6 +20,7 @@ from subtoken_train.cli.recipe_source import read_recipe, read_source
 from subtoken_train.cli.terminal import quiet_libraries
 from subtoken_train.errors import at_place, plain, refuse, shell_words
 from subtoken_train.resources import named_recipe
+from subtoken_train.training.checkpoints import newest_complete
 
 if TYPE_CHECKING:
     from subtoken_train.cli.run_plan import RunPlan
@@ -146,8 +147,6 @@ def _plan_lines(fits: Fits, price: float | None) -> list[str]:
 
 def run_one(one: SweepRun) -> str:
     """Train one run in a process of its own, resumed where it left a checkpoint; the outcome in words."""
-    from subtoken_train.training.checkpoints import newest_complete
-
     if one.finished:
         print(f"  finished before: {one.folder}")
         return "finished before"

@@ -13,13 +13,12 @@ from subtoken_train.artifact.hub import adapter_folder
 from subtoken_train.documents import check_file_name
 from subtoken_train.errors import check_word, refuse
 from subtoken_train.evictions import EVICTIONS, build_eviction, known_names, notation_names
-from subtoken_train.families.backbone_config import DTYPES
+from subtoken_train.families.backbone_config import DTYPES, BackboneConfig
 from subtoken_train.reducers import REDUCERS, build_reducer
 from subtoken_train.settings import ARM_SETTINGS, ArmSettings
 from subtoken_train.types import Protocol
 
 if TYPE_CHECKING:  # an arm is read without torch
-    from subtoken_train.families.backbone_config import BackboneConfig
     from subtoken_train.inference.compression import Compression
     from subtoken_train.inference.model import SubTokenModel
     from subtoken_train.routing import RoutingConfig
