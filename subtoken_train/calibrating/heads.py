@@ -289,16 +289,13 @@ class DuoCalibrator(Calibrator):
     def loss(self, family: Family, batch: Batch, alpha_Lh: Tensor) -> Tensor:
         """Return the distillation of the rows that predict the answers, plus the weighted mean alpha."""
         rows_BN, _ = predicting_rows(batch.labels_BN)
-        of_both = torch.ones_like(alpha_Lh), alpha_Lh
-        target_RD, mixed_RD = (self._hidden(family, batch, each, rows_BN) for each in of_both)
-        return (mixed_RD - target_RD).pow(2).mean(-1).mean() + self.regularisation * alpha_Lh.abs().mean()
-
-    def _hidden(self, family: Family, batch: Batch, alpha_Lh: Tensor, rows_BN: Tensor) -> Tensor:
-        """Last hidden states of some rows under some alphas, [R, D] in fp32."""
-        mix = HeadMix(alpha_Lh, self.sinks, self.recent, batch.regions_BN != Region.PADDING)
-        with torch.set_grad_enabled(alpha_Lh.requires_grad):
-            hidden = mixed_hidden(family, family.embed(batch), family.positions(batch), mix)
-        return hidden[rows_BN].float()
+        states = []  # last hidden ones, [R, D] in fp32
+        for each in (torch.ones_like(alpha_Lh), alpha_Lh):  # full attention first
+            mix = HeadMix(each, self.sinks, self.recent, batch.regions_BN != Region.PADDING)
+            with torch.set_grad_enabled(each.requires_grad):
+                hidden_BND = mixed_hidden(family, family.embed(batch), family.positions(batch), mix)
+                states.append(hidden_BND[rows_BN].float())
+        return (states[1] - states[0]).pow(2).mean(-1).mean() + self.regularisation * alpha_Lh.abs().mean()
 
 
 def rate_at(step: int, steps: int) -> float:
