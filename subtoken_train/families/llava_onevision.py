@@ -51,7 +51,7 @@ class LlavaOnevisionFamily(Family):
         self.layout = TileLayout.of(config, int(config.vision_aspect_ratio.removeprefix("anyres_max_")))
 
     def is_visual(self, ids: Tensor) -> Tensor:
-        return (ids == self.image_token_id) | (ids == self.model.config.video_token_id)
+        return (ids == self.image_token_id) | torch.eq(ids, self.model.config.video_token_id)
 
     def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
         """Count one image's patches and newlines; among several images, its whole and one newline."""

@@ -154,12 +154,12 @@ class RoutingConfig:
     def check_tokens(self, shape: KVShape, tokens: int) -> None:
         """Raise a worded ``ValueError`` where a budget is less than what sinks and window take of ``tokens``."""
         if self.budget == "delayed" and tokens:
-            held, share = min(self.window, tokens), int(exact(self.byte_share) * tokens)
+            held, most = min(self.window, tokens), int(exact(self.byte_share) * tokens)
             delay = f"budget 'delayed': the delay, window {self.window:,},"
             more = f"holds more entries of every head than byte_share {self.byte_share:.6g} of {tokens:,} tokens"
             refuse(
                 (held == tokens, f"{delay} is no shorter than the context of {tokens:,} tokens, so no entry would go"),
-                (held > share, f"{delay} {more}, {share:,}: raise byte_share, or lower window"),
+                (held > most, f"{delay} {more}, {most:,}: raise byte_share, or lower window"),
             )
         if self.budget != "bytes" or not self.drops or not tokens:
             return
