@@ -61,6 +61,11 @@ def command_module(name: str) -> ModuleType:
     return importlib.import_module(f"{__package__}.{'check' if name == 'env' else name}")
 
 
+def help_of(module: ModuleType, argv: Sequence[str] = ()) -> str:
+    """Return the help of a command with ``run_raw``; ``fit`` adds the keys of a recipe on its command line."""
+    return str(module.help_text(list(argv)) if hasattr(module, "help_text") else module.HELP)
+
+
 def run_command(name: str, argv: Sequence[str]) -> int:
     """Import the command's module, parse ``argv`` for it unless it is raw, and run it."""
     check_word("command", name, COMMANDS)
@@ -71,8 +76,7 @@ def run_command(name: str, argv: Sequence[str]) -> int:
     if hasattr(module, "run_raw"):
         if argv and not set(argv) & set(HELP_OPTIONS):
             return int(module.run_raw(list(argv)))
-        # ``fit`` adds the keys of a recipe on its command line
-        print(module.help_text(list(argv)) if hasattr(module, "help_text") else module.HELP)
+        print(help_of(module, argv))
         return 0
     parser = Parser(prog=f"{PROGRAM} {name}", description=module.HELP, formatter_class=RawDescriptionHelpFormatter)
     module.add_arguments(parser)
