@@ -3,8 +3,6 @@
 Public names are imported on first use, so that ``import subtoken_train`` needs neither torch nor transformers.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

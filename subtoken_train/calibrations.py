@@ -120,11 +120,9 @@ def read_calibration(path: object, method: str, kind: type[N]) -> Calibration[N]
     text = read_text(path, kind.most_bytes)
     record = checked(dict[str, Any], parse_json(text, path), path)
     version = checked(int, record.get("schema_version"), f"{path}: schema_version")
-    if version != SCHEMA_VERSION:
-        raise ValueError(f"{path} has schema {version}; this version reads {SCHEMA_VERSION}")
+    refuse((version != SCHEMA_VERSION, f"{path} has schema {version}; this version reads {SCHEMA_VERSION}"))
     header = typed(_Header, record, path)
-    if header.method != method:
-        raise ValueError(f"{path} is a calibration of {shown(header.method)}, not of {method}")
+    refuse((header.method != method, f"{path} is a calibration of {shown(header.method)}, not of {method}"))
     with at_place(f"{path}: "):
         numbers = typed(kind, header.numbers, "numbers")
     digest = sha256(text.encode()).hexdigest()
@@ -137,8 +135,7 @@ def check_table(name: str, table: Sequence[Sequence[float]], low: float = -math.
         raise ValueError(f"{name} must be a table: rows of one length, 1 or more")
     for i, row in enumerate(table):
         for j, value in enumerate(row):
-            if not low <= value <= high:
-                raise ValueError(f"{name}[{i}][{j}] is {value:g}; it must be in [{low:g}, {high:g}]")
+            refuse((not low <= value <= high, f"{name}[{i}][{j}] is {value:g}; it must be in [{low:g}, {high:g}]"))
 
 
 def table_words(name: str, table: Sequence[Sequence[float]]) -> str:

@@ -177,8 +177,7 @@ def _count(node: yaml.Node, sizes: dict[int, int], place: str) -> int:
     if isinstance(node, yaml.ScalarNode):
         return 1
     if (known := sizes.get(id(node))) is not None:
-        if known == 0:
-            raise ValueError(f"{place}, line {node.start_mark.line + 1}: invalid YAML (an alias that holds itself)")
+        refuse((known == 0, f"{place}, line {node.start_mark.line + 1}: invalid YAML (an alias that holds itself)"))
         return known
     sizes[id(node)], total, children = 0, 1, list(node.value)
     if isinstance(node, yaml.MappingNode):

@@ -88,8 +88,7 @@ def check_together(*pairs: tuple[object, object, str]) -> None:
 def check_package(package: str, extra: str, need: str, instead: str = "") -> None:
     """Raise ``ValueError`` unless a package is installed, with the pip command that adds it, and what else helps."""
     other = f", or {instead}" if instead else ""
-    missing = f"{need} needs {package}, which is not installed: {pip_line(extra)}{other}"
-    refuse((find_spec(package) is None, missing))
+    refuse((find_spec(package) is None, f"{need} needs {package}, which is not installed: {pip_line(extra)}{other}"))
 
 
 def pip_line(extra: str) -> str:

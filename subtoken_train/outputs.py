@@ -71,10 +71,8 @@ def check_file(path: Path) -> None:
         if error.errno == errno.ENAMETOOLONG:
             raise
         return
-    if stat.S_ISDIR(mode):
-        raise ValueError(f"{path} is a folder; name a file")
-    if not stat.S_ISREG(mode):
-        raise ValueError(f"{path} is a pipe or a device; name a file")
+    refuse((stat.S_ISDIR(mode), f"{path} is a folder; name a file"))
+    refuse((not stat.S_ISREG(mode), f"{path} is a pipe or a device; name a file"))
 
 
 def write_whole(path: Path, content: str | bytes | memoryview, overwrite: bool = True) -> None:
@@ -230,8 +228,7 @@ def take_lock(path: Path, seconds: float = -1) -> FileLock:
         if isinstance(error, OSError) and error.errno not in NO_LOCKS:  # a ``Timeout`` has none
             raise
         words = "it continues without one: start no second command that writes there"
-        warned = f"{path.parent} lies on a file system without locks; {words}"
-        warnings.warn(warned, SubTokenWarning, stacklevel=2)
+        warnings.warn(f"{path.parent} lies on a file system without locks; {words}", SubTokenWarning, stacklevel=2)
     return lock
 
 

@@ -9,8 +9,6 @@ adds a method in its ``pyproject.toml``::
 Recipes, grids and adapters are data: a name that stands in one leads to a class only if it is in a registry.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 import warnings
@@ -21,7 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from subtoken_train.errors import SubTokenWarning, unknown_name
+from subtoken_train.errors import SubTokenWarning, refuse, unknown_name
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -48,7 +46,7 @@ class Registry(MutableMapping[str, type[T]]):
         self._classes: dict[str, type[T]] = {}
 
     @cached_property
-    def _installed(self) -> dict[str, list[EntryPoint]]:
+    def _installed(self) -> "dict[str, list[EntryPoint]]":
         found: dict[str, list[EntryPoint]] = {}
         if not _may_be_installed(self.group):
             return found
@@ -101,10 +99,9 @@ class Registry(MutableMapping[str, type[T]]):
         module, _, name = place.partition(":")
         return getattr(import_module(f"{self.package}.{module}".lstrip(".")), name)
 
-    def _checked(self, name: str, entries: list[EntryPoint]) -> type[T]:
+    def _checked(self, name: str, entries: "list[EntryPoint]") -> type[T]:
         where = f"{self.kind} {name!r} of {' and '.join(map(_origin, entries))}"
-        if len(entries) > 1:
-            raise ValueError(f"{where}: the name is taken twice; uninstall one of the packages")
+        refuse((len(entries) > 1, f"{where}: the name is taken twice; uninstall one of the packages"))
         try:
             found = entries[0].load()
         except Exception as error:  # whatever another package does when it is imported
@@ -130,6 +127,6 @@ def _may_be_installed(group: str) -> bool:
     return False
 
 
-def _origin(entry: EntryPoint) -> str:
+def _origin(entry: "EntryPoint") -> str:
     package = "an unknown package" if entry.dist is None else f"package {entry.dist.name}"
     return f"{package} ({entry.value})"

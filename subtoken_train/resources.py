@@ -39,8 +39,7 @@ def resource(relative: str) -> Path:
 @cache
 def published_models() -> dict[str, Any]:
     """Return the table of published models: their shapes, by Hub id, as the parts of configurations that they are."""
-    table: dict[str, Any] = json.loads(read_text(_PACKAGE / "published_models.json"))
-    return table
+    return dict(json.loads(read_text(_PACKAGE / "published_models.json")))
 
 
 def model_type_of(row: dict[str, Any]) -> str:
@@ -129,8 +128,7 @@ class NamedRecipe:
         lines = [f"# {self.summary}", *lines[:start], made, *lines[start:]]
         for setting in self.settings.split():
             if setting.endswith("-"):
-                keys = setting[:-1].split(".")
-                start, end = _block(lines, keys) or (0, 0)
+                start, end = _block(lines, setting[:-1].split(".")) or (0, 0)
                 del lines[start:end]
             else:
                 key, _, value = setting.partition("=")

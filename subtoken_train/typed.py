@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from subtoken_train.documents import parse_yaml
-from subtoken_train.errors import clipped, first_names, unknown_name
+from subtoken_train.errors import clipped, first_names, refuse, unknown_name
 
 T = TypeVar("T")
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
@@ -147,8 +147,7 @@ def filled(plan: SettingsPlan, content: Mapping[str, Any], prefix: str = "") -> 
     for name, hint in plan.hints.items():
         key, group = f"{prefix}{name}", group_of(hint)
         if name not in content:
-            if name not in plan.defaults and group is None:
-                raise ValueError(f"{key} is not set, and has no default")
+            refuse((name not in plan.defaults and group is None, f"{key} is not set, and has no default"))
             default = plan.defaults.get(name, {})
             values[name] = filled(group, {}, f"{key}.") if group and name not in plan.defaults else default
             continue
@@ -156,8 +155,7 @@ def filled(plan: SettingsPlan, content: Mapping[str, Any], prefix: str = "") -> 
         optional = type(None) in (hint, *get_args(hint)) or hint is Any
         if isinstance(value, Written) and value in ("null", "~"):
             value = None
-        if value is None and not optional:
-            raise ValueError(f"{key} is null; give it a value, or leave the key out")
+        refuse((value is None and not optional, f"{key} is null; give it a value, or leave the key out"))
         if group is not None and value is not None:
             if not isinstance(value, dict):
                 raise ValueError(f"{key} is {shown(value)}; it must be a group of keys{' or null' if optional else ''}")
@@ -226,8 +224,7 @@ def chosen(hints: dict[str, Any], content: object, place: str) -> dict[str, Any]
 
 
 def _check_there(missing: list[str], place: str) -> None:
-    if missing:
-        raise ValueError(f"{place}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
+    refuse((missing, f"{place}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"))
 
 
 def _members(origin: Any, inner: tuple[Any, ...], value: Any, place: str) -> Any:

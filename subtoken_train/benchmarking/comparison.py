@@ -1,14 +1,13 @@
 """One row of a benchmark: an arm beside its anchor, the same tokens unrouted, and transformers' caches; its table."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from statistics import median
+from typing import Any, Self
 
-from subtoken_train.benchmarking.rounds import WARMUP, cell, measure, middle_ms, ratios
+from subtoken_train.benchmarking.rounds import WARMUP, cell, measure, ratios
 from subtoken_train.benchmarking.sides import PackedSide, Side, dense_sides
 from subtoken_train.benchmarking.synthetic_prompts import PromptParts, draw_prompts
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
@@ -35,7 +34,7 @@ class Subject:
     compression: Compression
 
     @classmethod
-    def of(cls, backbone: CompressedBackbone, compression: Compression) -> Subject:
+    def of(cls, backbone: CompressedBackbone, compression: Compression) -> Self:
         """Describe a loaded arm; routers that keep every group as it is are left out."""
         bank = None if backbone.active_routing is None else backbone.bank
         return cls(backbone.family, backbone.reducer, bank, compression)
@@ -85,8 +84,7 @@ def comparison(subject: Subject, prompts: Batch, new_tokens: int) -> tuple[list[
         else:
             assert anchor is not None
             words = f"token-only anchor of equal bytes, {_reducer(anchor)}, whole values"
-            rounded = replace(compression, round_up=True)
-            sides.append(PackedSide(ANCHOR, words, family, prompts, anchor, None, rounded))
+            sides.append(PackedSide(ANCHOR, words, family, prompts, anchor, None, replace(compression, round_up=True)))
     for side in sides:
         side.new_tokens = new_tokens
     return [*sides, *dense_sides(family, prompts, new_tokens)], notes
@@ -147,7 +145,7 @@ def row_lines(row: Mapping[str, Any]) -> list[str]:
         for part in ("prefill", "step"):
             found = row["ratios"][part].get(name)
             cells += [
-                f"{middle_ms(side[f'{part}_seconds']):.2f}",
+                f"{1000 * median(side[f'{part}_seconds']):.2f}",
                 "" if found is None else cell(found) if row["pairs"] > 1 else f"{found[0]:.2f}",
             ]
         table.append(cells)

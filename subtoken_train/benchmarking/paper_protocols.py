@@ -77,10 +77,8 @@ def departures(
 ) -> list[str]:
     """List in which points a run is not the paper's; empty where it is."""
     found = other_machine(family, path, PAPER, dtype, quantization)
-    if new_tokens != NEW_TOKENS:
-        found.append(f"{new_tokens} forced tokens instead of {NEW_TOKENS}")
-    if parts.image_tokens not in (576, 144):
-        found.append(f"an image of {parts.image_tokens} tokens")
+    found += [f"{new_tokens} forced tokens instead of {NEW_TOKENS}"] if new_tokens != NEW_TOKENS else []
+    found += [f"an image of {parts.image_tokens} tokens"] if parts.image_tokens not in (576, 144) else []
     return found
 
 
@@ -104,10 +102,8 @@ def other_machine(
         found.append(f"on a {device.upper()}, without its memory allocator's peak")
     elif GPU not in (name := torch.cuda.get_device_name(family.device)):
         found.append(f"on {name} instead of {GPU}")
-    if dtype != DTYPE:
-        found.append(f"{dtype} instead of {DTYPE}")
-    if quantization != "none":
-        found.append(f"weights in {quantization}")
+    found += [f"{dtype} instead of {DTYPE}"] if dtype != DTYPE else []
+    found += [f"weights in {quantization}"] if quantization != "none" else []
     return found
 
 
@@ -117,9 +113,7 @@ def overhead_line(label: str, row: Mapping[str, Any], path: str) -> str:
     for part, what in (("prefill", "prefill"), ("step", "decode")):
         middle, low, high = (100 * (each - 1) for each in row["ratios"][part][TOKEN_ONLY])
         interval = f" [{low:+.1f}, {high:+.1f}]" if row["pairs"] > 1 else ""
-        paper = ""
-        if path in PAPER:
-            paper = " (paper {:+.1%} to {:+.1%})".format(*PAPER[path][part])
+        paper = " (paper {:+.1%} to {:+.1%})".format(*PAPER[path][part]) if path in PAPER else ""
         words.append(f"{what} {middle:+.1f} %{interval}{paper}")
     lengths = f"{row['prompt']['length']:,} -> {row['sides'][ROUTED]['entries']:,} tokens"
     return f"{label}: {lengths}; {', '.join(words)} over token-only at the same keep ratio"

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -46,8 +45,7 @@ def ratio(seconds: Mapping[str, list[float]], ours: str, theirs: str) -> tuple[f
 
 def middle(values: NDArray[np.float64]) -> tuple[float, float, float]:
     """Return the median, with its 95 % bootstrap interval."""
-    rng = np.random.default_rng(0)
-    medians = np.median(values[rng.integers(0, len(values), (RESAMPLES, len(values)))], axis=1)
+    medians = np.median(values[np.random.default_rng(0).integers(0, len(values), (RESAMPLES, len(values)))], axis=1)
     low, high = np.quantile(medians, [0.025, 0.975])
     return float(np.median(values)), float(low), float(high)
 
@@ -209,8 +207,3 @@ def ratios(figures: dict[str, SideFigures], ours: str) -> dict[str, dict[str, tu
         seconds = {name: getattr(found, f"{part}_seconds") for name, found in figures.items()}
         made[part] = {other: ratio(seconds, ours, other) for other in seconds if other != ours}
     return made
-
-
-def middle_ms(seconds: Sequence[float]) -> float:
-    """Return the median in milliseconds."""
-    return 1000 * median(seconds)

@@ -130,8 +130,7 @@ def _pictures(family: Family, count: int, together: int, generator: torch.Genera
     height, width = IMAGE_SIZE
     if family.processor is not None:
         noise = torch.randint(256, (count, height, width, 3), generator=generator, dtype=torch.uint8)
-        images = [Image.fromarray(np.asarray(picture)) for picture in noise]
-        return family.process_images(images, [together] * count)
+        return family.process_images([Image.fromarray(np.asarray(picture)) for picture in noise], [together] * count)
     if isinstance(family, QwenInputs):
         vision = family.vision
         grid = torch.tensor([[1, *(side // vision.patch_size for side in family.image_size(height, width))]] * count)

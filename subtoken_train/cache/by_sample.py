@@ -20,8 +20,7 @@ def select_samples(blocks: list[Block], samples: list[int], kv_heads: int) -> li
     chosen = []
     for block in blocks:
         per_sample = 1 if block.heads == kv_heads else kv_heads
-        held = range(block.num_rows) if block.rows is None else block.rows.tolist()
-        place = {row: i for i, row in enumerate(held)}
+        place = {row: i for i, row in enumerate(range(block.num_rows) if block.rows is None else block.rows.tolist())}
         wanted = [
             (place[sample * per_sample + part], new * per_sample + part)
             for new, sample in enumerate(samples)

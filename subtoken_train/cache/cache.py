@@ -3,13 +3,11 @@
 Legend: B batch, H query heads, h key-value heads, d head width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -29,7 +27,7 @@ class Evictor(Protocol):
     every: int
     evictions: int
 
-    def before_append(self, cache: PackedCache) -> None:
+    def before_append(self, cache: "PackedCache") -> None:
         """Prepare the cache for tokens that are about to be appended."""
 
 
@@ -69,8 +67,7 @@ class PackedCache(Cache):  # type: ignore[misc]
 
     def check_holds_prompt(self) -> None:
         """Refuse to go on without a prompt."""
-        empty = "the cache is empty; generate from the whole prompt, without past_key_values"
-        refuse((not self.holds_prompt, empty))
+        refuse((not self.holds_prompt, "the cache is empty; generate from the whole prompt, without past_key_values"))
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         """Append states to a layer."""
@@ -113,7 +110,7 @@ class PackedCache(Cache):  # type: ignore[misc]
                 first_B = self.next_position[:, 0] - layer.tail_length if self.shape is None else self.shape.first_B
             layer.first_B = None if first_B is None or layer.window is None else first_B.to(layer.device)
 
-    def branch(self) -> PackedCache:
+    def branch(self) -> Self:
         """Return an independent cache that shares these prompts without a copy; only while nothing was appended."""
         self.check_holds_prompt()
         self.free_shape()

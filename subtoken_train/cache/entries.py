@@ -8,12 +8,11 @@ width, P pieces of an entry, S bits of an entry, n stored pieces, B batch, h key
 tokens, k statistics of a head.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -56,7 +55,7 @@ class EvictionState:
         observed: int | None,
         carried_BkM: Tensor | None,
         reads_inputs: bool = False,
-    ) -> EvictionState:
+    ) -> Self:
         """Build the state of a layer as ``pack_layer`` packs it: routed entries first, of each kind cut keys first."""
         valid_BN = plan.entries_BN >= 0
         rows_BN = (plan.entries_BN if plan.rows_BN is None else plan.rows_BN).clamp(min=0)
@@ -89,7 +88,7 @@ class EvictionState:
             reads_inputs=reads_inputs,
         )
 
-    def copy(self) -> EvictionState:
+    def copy(self) -> Self:
         """Return an independent state of the same entries."""
         return replace(self, queries=deque(self.queries), inputs=list(self.inputs))
 

@@ -13,11 +13,10 @@ for cut channels: k' = (k - m) Q (``functional/key_axes.py``).
 Legend: B batch, H query heads, h key-value heads, G = H / h, N entries, q new tokens, d head width, r mirrors.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -69,7 +68,7 @@ class KeyBasis(ABC):
         by_head = query_BHqd.float().reshape(batch, heads, -1, width)
         return self._turned_queries(by_head).view(query_BHqd.shape).to(query_BHqd.dtype)
 
-    def select(self, samples: Tensor) -> KeyBasis:
+    def select(self, samples: Tensor) -> Self:
         """Return the basis of chosen samples, int64, in their order."""
         chosen = samples.to(self.centre_Bh1d.device)
         return replace(self, **{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
@@ -92,7 +91,7 @@ class BalancedBasis(KeyBasis):
     size_Bh1d: Tensor
 
     @classmethod
-    def of(cls, key_BhNd: Tensor, entries_BhN: Tensor) -> BalancedBasis:
+    def of(cls, key_BhNd: Tensor, entries_BhN: Tensor) -> Self:
         """Measure the keys of marked entries, [B, 1, N] where heads share them; heads without one keep their sizes."""
         key, marks_BhN1 = key_BhNd.float(), entries_BhN[..., None]
         count = marks_BhN1.sum(2, keepdim=True).clamp(min=1)

@@ -201,8 +201,7 @@ def pack_layer(
     if fused and (most := max(max(sizes) for sizes in alike)):
         from subtoken_train.kernels.triton_pack import launch_packing
 
-        table = table.to(key_BhNd.device, non_blocking=True)
-        launch_packing(layer, form, table, pieces, len(counts.bits), most)
+        launch_packing(layer, form, table.to(key_BhNd.device, non_blocking=True), pieces, len(counts.bits), most)
     return blocks
 
 

@@ -7,9 +7,7 @@ Legend: B batch, h key-value heads, R rows (samples, or heads of samples), T tai
 tokens, d head width, q new tokens.
 """
 
-from __future__ import annotations
-
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -172,7 +170,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.fill, self.basis = fill, basis
         self.blocks, self.prompt_length = blocks, prompt_length
 
-    def branch(self) -> PackedLayer:
+    def branch(self) -> Self:
         """Return a layer that shares the prompt, which neither changes, and has an empty tail of its own."""
         assert self.tail_length == self.settled_length == 0
         own = PackedLayer(self.fused.workspace)
@@ -203,9 +201,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.eviction_state.note(query_BHqd)
         if self.basis is not None:
             query_BHqd = self.basis.queries(query_BHqd)
-        blocks = self.blocks
-        if not self.chooses_pages:
-            blocks = [block.in_full for block in blocks]
+        blocks = self.blocks if self.chooses_pages else [block.in_full for block in self.blocks]
         reach = None
         if self.reaches(self.tail_length if self.written is None else int(self.keys.shape[2])):
             assert self.window is not None

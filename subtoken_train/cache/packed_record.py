@@ -181,8 +181,7 @@ def _write_block(place: str, block: Block, tensors: dict[str, Tensor]) -> BlockR
         indexed = isinstance(values, Payload) or values.index is not None
         parts.append(PartRecord(routed, part.cut, not part.keys.format.rounds, indexed))
     tensors.update({place + name: tensor for name, tensor in beside.items() if tensor is not None})
-    sizes = (None, None) if pages is None else (pages.size, pages.count)
-    return BlockRecord(block.rows is not None, parts, *sizes)
+    return BlockRecord(block.rows is not None, parts, *((None, None) if pages is None else (pages.size, pages.count)))
 
 
 def packed_cache(
@@ -193,8 +192,7 @@ def packed_cache(
         raise ValueError(f"it has {len(record.layers)} layers, and the model {len(shape.windows)}")
     check_range("prompt_length", record.prompt_length, 1, MAX_TOKENS)
     reader, cache = _CacheReader(tensors, shape), PackedCache(len(record.layers))
-    axes = () if shape.axes == 1 else (shape.axes,)
-    position = reader.take("next_position", (torch.int64,), *axes, shape.batch, 1)
+    position = reader.take("next_position", (torch.int64,), *(() if shape.axes == 1 else (shape.axes,)), shape.batch, 1)
     check_within("next_position", position, MAX_TOKENS)
     for number, (own, layer, device) in enumerate(zip(record.layers, cache.layers, devices, strict=True)):
         layer.window = shape.windows[number]
@@ -222,8 +220,7 @@ class _CacheReader:
 
     def take(self, name: str, dtypes: tuple[torch.dtype, ...], *shape: int | None) -> Tensor:
         """Take a tensor of one of the dtypes and of a shape (None: any number); of any shape where none is given."""
-        if name not in self._left:
-            raise ValueError(f"tensor {name} is missing")
+        refuse((name not in self._left, f"tensor {name} is missing"))
         tensor = self._left.pop(name)
         if tensor.dtype not in dtypes:
             words = " or ".join(_dtype(dtype) for dtype in dtypes)
@@ -233,8 +230,7 @@ class _CacheReader:
             words = ", ".join("any" if size is None else str(size) for size in shape)
             raise ValueError(f"tensor {name} has shape {list(tensor.shape)}; it must be [{words}]")
         wide = tensor.float() if tensor.dtype == torch.float8_e4m3fn else tensor  # which isfinite does not take
-        if tensor.is_floating_point() and not bool(wide.isfinite().all()):
-            raise ValueError(f"tensor {name} holds NaN or infinity")
+        refuse((tensor.is_floating_point() and not bool(wide.isfinite().all()), f"tensor {name} holds NaN or infinity"))
         return tensor
 
     def check_all_taken(self) -> None:
@@ -254,8 +250,7 @@ class _CacheReader:
 
     def basis(self, name: str, turned: bool) -> KeyBasis | None:
         shape = self._shape
-        if turned and not shape.mirrors:
-            raise ValueError(f"{name} is of keys that are cut along axes, and no key_axes are set")
+        refuse((turned and not shape.mirrors, f"{name} is of keys that are cut along axes, and no key_axes are set"))
         if not shape.form.rotates and not turned:
             return None
         lead, half = (shape.batch, shape.kv_heads), (torch.float16,)
@@ -265,13 +260,11 @@ class _CacheReader:
             joint = self.take(f"{name}.joint", (torch.float32,), *lead, shape.mirrors, shape.mirrors)
             return MirroredBasis(centre, mirrors, joint)
         size = self.take(f"{name}.size", half, *lead, 1, shape.width)
-        if not bool((size > 0).all()):
-            raise ValueError(f"tensor {name}.size must hold positive numbers")
+        refuse((not bool((size > 0).all()), f"tensor {name}.size must hold positive numbers"))
         return BalancedBasis(centre, size)
 
     def block(self, place: str, record: BlockRecord, windowed: bool) -> Block:
-        if not record.parts:
-            raise ValueError(f"{place[:-1]}: a block without a part")
+        refuse((not record.parts, f"{place[:-1]}: a block without a part"))
         shape, channels = self._shape, None
         rows = self.take(f"{place}rows", (torch.int64,), None) if record.rows else None
         if any(part.cut for part in record.parts):
@@ -283,8 +276,7 @@ class _CacheReader:
         parts = [self.part(f"{place}{i}.", part, channels, windowed) for i, part in enumerate(record.parts)]
         heads = parts[0].keys.data.shape[:2]
         beside = [part.keys.data for part in parts] + ([] if channels is None else [channels])
-        if any(each.shape[:2] != heads for each in beside):
-            raise ValueError(f"{place[:-1]}: its parts are of different rows")
+        refuse((any(each.shape[:2] != heads for each in beside), f"{place[:-1]}: its parts are of different rows"))
         pages = None
         if record.page_size is not None or record.page_count is not None:
             low = self.take(f"{place}pages.low", (shape.dtype,), *heads, None, shape.width)
@@ -299,10 +291,8 @@ class _CacheReader:
         width = shape.width if channels is None or not record.cut else channels.shape[2]
         keys = self.payload(f"{place}keys", (None, None, None), width, form, "keys")
         rows, heads, entries = keys.data.shape[:3]
-        if entries % form.run:
-            raise ValueError(f"{place[:-1]}: {entries} entries do not fill runs of {form.run}")
-        if not rows or not heads:
-            raise ValueError(f"{place[:-1]}: keys of {rows} rows and {heads} heads")
+        refuse((entries % form.run, f"{place[:-1]}: {entries} entries do not fill runs of {form.run}"))
+        refuse((not rows or not heads, f"{place[:-1]}: keys of {rows} rows and {heads} heads"))
         position = self.take(f"{place}position", (torch.int32,), rows, entries) if windowed else None
         if position is not None:
             check_within(f"{place}position", position, MAX_TOKENS)

@@ -1,7 +1,5 @@
 """Making calibrations; a new one is a class and a line in ``CALIBRATORS``."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from subtoken_train.registry import Registry
@@ -9,7 +7,7 @@ from subtoken_train.registry import Registry
 if TYPE_CHECKING:
     from subtoken_train.calibrating.base import Calibrator
 
-CALIBRATORS: Registry[Calibrator] = Registry(
+CALIBRATORS: "Registry[Calibrator]" = Registry(
     "method that is calibrated",
     group="subtoken_train.calibrators",
     package=__name__,

@@ -22,7 +22,7 @@ from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.text_batches import collate_text, padding_id
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import check_states
-from subtoken_train.errors import MAX_COUNT, MAX_SEED, MAX_TOKENS
+from subtoken_train.errors import MAX_COUNT, MAX_SEED, MAX_TOKENS, refuse
 from subtoken_train.evaluation.runner.cell import model_inputs
 from subtoken_train.evaluation.runner.prompt_file import PromptFile
 from subtoken_train.evictions import build_eviction
@@ -91,8 +91,7 @@ def calibration_prompts(
 
 def _stretches(family: Family, path: str, samples: int, batch_size: int, length: int) -> Iterator[Batch]:
     """The first stretches of a text file, each a context with its last token once more after it."""
-    if not Path(path).is_file():
-        raise ValueError(f"data {path!r} is neither {RECALL!r} nor a file; check the path")
+    refuse((not Path(path).is_file(), f"data {path!r} is neither {RECALL!r} nor a file; check the path"))
     source = CorpusSource(path)
     blocks = islice(read_blocks(load_rows(source), source, family.tokenizer, length), samples)
     texts = [EncodedText((*ids, ids[-1]), length) for ids in blocks]

@@ -31,7 +31,7 @@ from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.mixed_heads import FadingEntries, HeadMix, mixed_hidden
 from subtoken_train.engine.prompt_pass import Rows, are_finite
-from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, no_numbers
+from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, no_numbers, refuse
 from subtoken_train.evaluation.picture import check_drawable, visual_grid
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.budgets import protected_first
@@ -153,8 +153,7 @@ def repeated_runs(answer_A: Tensor, ids_N: Tensor, context_N: Tensor) -> Tensor:
     tokens_A, place_A = whole_AN.max(-1)
     first_A1 = (place_A - before_AN.gather(1, place_A[:, None])[:, 0] + 1)[:, None]
     place_N = torch.arange(len(ids_N), device=ids_N.device)
-    run_AN = (place_N >= first_A1) & (place_N < first_A1 + tokens_A[:, None])
-    return run_AN & (tokens_A >= SHORTEST)[:, None]
+    return (place_N >= first_A1) & (place_N < first_A1 + tokens_A[:, None]) & (tokens_A >= SHORTEST)[:, None]
 
 
 SCENES = "scenes"
@@ -182,8 +181,7 @@ class VisualCalibrator(HeadCalibrator):
         super().check(backbone)
 
     def prompts(self, family: Family, data: str | None) -> PromptSource:
-        if data not in (None, SCENES):
-            raise ValueError(f"data {data!r}: sparsemm draws its own scenes; leave --data out")
+        refuse((data not in (None, SCENES), f"data {data!r}: sparsemm draws its own scenes; leave --data out"))
         collate = Collator(family, position_bound(family.decoder.config) or MAX_TOKENS)
         groups = in_batches(range(self.samples), self.batch_size)
         drawn = ([scene_record(np.random.default_rng([self.seed, each]), each) for each in some] for some in groups)
@@ -291,16 +289,13 @@ class DuoCalibrator(Calibrator):
     def loss(self, family: Family, batch: Batch, alpha_Lh: Tensor) -> Tensor:
         """Return the distillation of the rows that predict the answers, plus the weighted mean alpha."""
         rows_BN, _ = predicting_rows(batch.labels_BN)
-        of_both = torch.ones_like(alpha_Lh), alpha_Lh
-        target_RD, mixed_RD = (self._hidden(family, batch, each, rows_BN) for each in of_both)
-        return (mixed_RD - target_RD).pow(2).mean(-1).mean() + self.regularisation * alpha_Lh.abs().mean()
-
-    def _hidden(self, family: Family, batch: Batch, alpha_Lh: Tensor, rows_BN: Tensor) -> Tensor:
-        """Last hidden states of some rows under some alphas, [R, D] in fp32."""
-        mix = HeadMix(alpha_Lh, self.sinks, self.recent, batch.regions_BN != Region.PADDING)
-        with torch.set_grad_enabled(alpha_Lh.requires_grad):
-            hidden = mixed_hidden(family, family.embed(batch), family.positions(batch), mix)
-        return hidden[rows_BN].float()
+        states = []  # last hidden ones, [R, D] in fp32
+        for each in (torch.ones_like(alpha_Lh), alpha_Lh):  # full attention first
+            mix = HeadMix(each, self.sinks, self.recent, batch.regions_BN != Region.PADDING)
+            with torch.set_grad_enabled(each.requires_grad):
+                hidden_BND = mixed_hidden(family, family.embed(batch), family.positions(batch), mix)
+                states.append(hidden_BND[rows_BN].float())
+        return (states[1] - states[0]).pow(2).mean(-1).mean() + self.regularisation * alpha_Lh.abs().mean()
 
 
 def rate_at(step: int, steps: int) -> float:
@@ -369,8 +364,7 @@ class BudgetCalibrator(Calibrator):
             loss = self.loss(backbone, prompt, head_shares(logit_Lh), HARDEST * (SOFTEST / HARDEST) ** left)
             (logit_Lh.grad,) = torch.autograd.grad(loss, logit_Lh)
             optimizer.step()
-        if not step:
-            raise ValueError("none of the prompts has a context to score; choose other data")
+        refuse((not step, "none of the prompts has a context to score; choose other data"))
         if not bool(are_finite(logit_Lh)):
             raise no_numbers("while its heads were weighed", family.model.dtype)
         return HeadScores(rounded(head_shares(logit_Lh).tolist()))

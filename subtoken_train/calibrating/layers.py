@@ -4,8 +4,6 @@ Legend: B batch, M rows of a layer, N rows, H query heads, h key-value heads, d 
 prompts, n entries, D model width.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -16,7 +14,7 @@ from subtoken_train.calibrating.base import Batches, Calibrator, named_method, r
 from subtoken_train.engine.attention import reading_packed, use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import Rows
-from subtoken_train.errors import MAX_COUNT
+from subtoken_train.errors import MAX_COUNT, refuse
 from subtoken_train.evictions.h2o import LayerShares, PrefixKV
 from subtoken_train.evictions.queries import HeadDirections, QueryCentres, directions, pair_lengths, query_moments
 from subtoken_train.evictions.thresholds import WINDOW, ThresholdRecord, mean_threshold, scale_of
@@ -54,8 +52,7 @@ class PrefixCalibrator(Calibrator):
     def numbers(self, backbone: CompressedBackbone, batches: Batches) -> LayerShares:
         use_packed_attention(backbone.family.decoder.config)
         found = [shares_BRL for batch in batches for shares_BRL in self._shares(backbone, batch)]
-        if not found:
-            raise ValueError(f"none of the prompts has anything in scope {self.scope!r}; choose other data")
+        refuse((not found, f"none of the prompts has anything in scope {self.scope!r}; choose other data"))
         return LayerShares(KEEP, rounded(torch.stack(found).mean(0).tolist()))
 
     def _compression(self, keep: float) -> Compression:
@@ -151,8 +148,7 @@ class PruneCalibrator(Calibrator):
     name: ClassVar[str] = "fitprune"
 
     def check(self, backbone: CompressedBackbone) -> None:
-        if not backbone.family.sees_images:
-            raise ValueError(f"fitprune prunes visual tokens, and {backbone.family.name} has none")
+        refuse((not backbone.family.sees_images, f"fitprune prunes visual tokens, and {backbone.family.name} has none"))
 
     @torch.no_grad()
     def numbers(self, backbone: CompressedBackbone, batches: Batches) -> PruneSchedules:
@@ -177,8 +173,7 @@ class PruneCalibrator(Calibrator):
                 low, high, row = (alpha, high, row) if stopped is None else (low, alpha, stopped)
             if row is not None and sum(row) < sum(rows[-1] if rows else [1.0] * len(row)):
                 rows.append(row)
-        if not rows:
-            raise ValueError("no layer can do without a token at any alpha; choose other prompts")
+        refuse((not rows, "no layer can do without a token at any alpha; choose other prompts"))
         return PruneSchedules(rounded(rows))
 
 
@@ -199,8 +194,7 @@ def bearable(mass_BM: Tensor, visual_BM: Tensor, total_B: Tensor, alpha: float) 
     ranked_BM = mass_BM.masked_fill(~visual_BM, 0.0).gather(-1, order_BM)
     spare_B1 = (ranked_BM.sum(-1) - (1 - alpha) * total_B.double())[:, None]
     within_BM = torch.arange(mass_BM.shape[1], device=mass_BM.device) < visual_BM.sum(-1, keepdim=True) - 1
-    leave_BM = within_BM & (ranked_BM.cumsum(-1) <= spare_B1)
-    return torch.zeros_like(visual_BM).scatter(-1, order_BM, leave_BM)
+    return torch.zeros_like(visual_BM).scatter(-1, order_BM, within_BM & (ranked_BM.cumsum(-1) <= spare_B1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,8 +286,7 @@ class ThresholdCalibrator(Calibrator):
         with reading_packed(backbone.family.decoder.config):
             passes = (scored_prompts(backbone, self._compression(), batch) for batch in some)
             prompts = [each for scored in passes for each in scored.scored_prompts(self.window)]
-        if not prompts:
-            raise ValueError(f"none of the prompts has anything in scope {self.scope!r}; choose other data")
+        refuse((not prompts, f"none of the prompts has anything in scope {self.scope!r}; choose other data"))
         found = mean_threshold(prompts, self.keep)
         mean, deviation = mean_deviation([each.share(found) for each in prompts])
         method = method_record(named_method(self.eviction, self.eviction_options))

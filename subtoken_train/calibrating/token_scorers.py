@@ -3,15 +3,13 @@
 Legend: n entries, D model width, W width between the layers of a net, h key-value heads, M rows of a layer.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +20,7 @@ from subtoken_train.calibrating.base import Batches, Calibrator, scored_prompts
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import are_finite
-from subtoken_train.errors import MAX_COUNT, no_numbers
+from subtoken_train.errors import MAX_COUNT, no_numbers, refuse
 from subtoken_train.evictions.kvzip import KVzip, TokenScorers, repeated_context
 from subtoken_train.functional.hashing import digest_tensor
 from subtoken_train.inference.compression import Compression
@@ -78,8 +76,7 @@ class ScorerCalibrator(Calibrator):
             for layer, own in enumerate(Moments.of(*each) for each in (() if self.hidden else examples)):
                 moments[layer] = moments[layer] + own if layer in moments else own
         counts = [own.count for own in moments.values()] or [len(each[0][0]) for each in drawn]
-        if not any(counts):
-            raise ValueError("none of the prompts has a context to score; choose other data")
+        refuse((not any(counts), "none of the prompts has a context to score; choose other data"))
         if not self.hidden:
             return TokenScorers.of([moments[layer].ridge_map(self.ridge) for layer in sorted(moments)])
         if not any(counts[::HELD_OUT]) or sum(counts) == sum(counts[::HELD_OUT]):
@@ -202,15 +199,14 @@ class Moments:
     products_Ds: Tensor
 
     @classmethod
-    def of(cls, input_nD: Tensor, target_nh: Tensor) -> Moments:
+    def of(cls, input_nD: Tensor, target_nh: Tensor) -> Self:
         """Sum up some entries."""
         inputs = input_nD.double().cpu()
         both = torch.cat([inputs, target_nh.double().cpu()], 1)
         return cls(len(both), both.sum(0), inputs.T @ both)
 
-    def __add__(self, other: Moments) -> Moments:
-        count = self.count + other.count
-        return Moments(count, self.both_s + other.both_s, self.products_Ds + other.products_Ds)
+    def __add__(self, other: "Moments") -> "Moments":
+        return Moments(self.count + other.count, self.both_s + other.both_s, self.products_Ds + other.products_Ds)
 
     def ridge_map(self, ridge: float) -> list[Tensor]:
         """Return weight [h, D] and bias [h] of the ridge regression on standardised inputs."""

@@ -24,12 +24,10 @@ EXACT, ROUNDED = 1e-3, 0.3  # largest distance of the last states that passes, i
 
 def check_foldable(family: Family) -> None:
     """Raise ``ValueError`` unless a backbone's values go from ``v_proj`` to ``o_proj`` and nothing lies between."""
-    attention = family.decoder.layers[0].self_attn
-    if getattr(attention, "v_norm", None) is not None:
+    if getattr(family.decoder.layers[0].self_attn, "v_norm", None) is not None:
         raise ValueError(f"{family.name} normalises its values, so they cannot be rotated; use the model as it is")
     for layer in range(family.shape.num_layers):
-        output = family.decoder.layers[layer].self_attn.o_proj
-        for part in (family.projection(layer, "v").module, output):
+        for part in (family.projection(layer, "v").module, family.decoder.layers[layer].self_attn.o_proj):
             weight = getattr(part, "weight", None)
             if not isinstance(weight, Tensor) or not weight.is_floating_point():
                 raise ValueError("value axes are folded into floating-point weights; name an unquantised backbone")

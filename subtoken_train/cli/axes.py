@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from subtoken_train.cli.terminal import counter, quiet_libraries
-from subtoken_train.errors import MAX_COUNT, check_range
+from subtoken_train.errors import MAX_COUNT, check_range, refuse
 from subtoken_train.outputs import check_place, new_folder
 
 HELP = """Write a copy of a model that gives the same answers, and whose value groups lose less.
@@ -35,8 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     out, samples = Path(args.out), args.samples
-    if os.path.lexists(out):
-        raise ValueError(f"{out} exists; name another folder, or remove it")
+    refuse((os.path.lexists(out), f"{out} exists; name another folder, or remove it"))
     check_place(out)
     check_range("--samples", samples, 1, MAX_COUNT)
     quiet_libraries()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -13,17 +13,15 @@ from typing import TYPE_CHECKING, Any
 from subtoken_train.cli.command_line import add_compression_options, check_counts, check_unused, flagged_arm
 from subtoken_train.cli.terminal import counter, quiet_libraries
 from subtoken_train.errors import refuse
+from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.outputs import check_new, write_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import torch
 
     from subtoken_train.benchmarking.comparison import Subject
     from subtoken_train.benchmarking.synthetic_prompts import PromptParts, Shrink
     from subtoken_train.engine.compressed_backbone import CompressedBackbone
-    from subtoken_train.families.backbone_config import BackboneConfig
     from subtoken_train.inference.arm_spec import ArmSpec
     from subtoken_train.inference.compression import Compression
 
@@ -216,7 +214,6 @@ def _named(args: argparse.Namespace, shrink: Shrink, spec: ArmSpec) -> Benchmark
     from subtoken_train.artifact.hub import adapter_folder
     from subtoken_train.benchmarking.synthetic_prompts import DrawnPool, Shrink
     from subtoken_train.evaluation.runner.arms import load_arm
-    from subtoken_train.families.backbone_config import BackboneConfig
     from subtoken_train.inference.pool import adapter_backbone
 
     if spec.overrides:

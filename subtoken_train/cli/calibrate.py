@@ -1,7 +1,5 @@
 """``subtoken-train calibrate``: numbers that a method needs of a backbone, found once and kept in a file."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 from pathlib import Path

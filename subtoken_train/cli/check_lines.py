@@ -26,7 +26,7 @@ from subtoken_train.datasets.records import InstructionRecords, Record
 from subtoken_train.datasets.text_batches import TextSample
 from subtoken_train.datasets.unknown_tokens import say_unknown, spread
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import MAX_TOKENS, pip_line
+from subtoken_train.errors import MAX_TOKENS, pip_line, refuse
 from subtoken_train.families.backbone_config import resolve
 from subtoken_train.families.family import Family
 from subtoken_train.families.load import machine_memory
@@ -207,8 +207,7 @@ def _chat_lines(family: Family, data: CorpusDataModule, reading: Reading) -> Ite
 def _document_line(family: Family, data: CorpusDataModule) -> str:
     texts, total = data.some_texts(family.tokenizer)
     texts = texts[:MOST]
-    if not texts:
-        raise ValueError(f"{data.train_source.name} holds no text")
+    refuse((not texts, f"{data.train_source.name} holds no text"))
     tokens = [len(ids) for ids in family.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]]
     line = _tokens_of(tokens, total, "documents")
     if total != len(tokens):

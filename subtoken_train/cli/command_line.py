@@ -1,7 +1,5 @@
 """The words of a command line: argparse's with mistakes in our words, and those behind commands that take a recipe."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from argparse import ArgumentParser, Namespace
@@ -172,7 +170,7 @@ def arm_options(args: Namespace) -> dict[str, Any]:
     return given
 
 
-def flagged_arm(args: Namespace, **model: str | None) -> ArmSpec:
+def flagged_arm(args: Namespace, **model: str | None) -> "ArmSpec":
     """Return the arm that the options name; what is not there is refused here, before torch is loaded."""
     from subtoken_train.artifact.hub import adapter_folder, check_there
     from subtoken_train.inference.arm_spec import ArmSpec

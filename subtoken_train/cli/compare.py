@@ -1,15 +1,16 @@
 """``subtoken-train compare``: a run on texts, or a language model alone, beside other ways to spend the same bytes."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from subtoken_train.cli.main import run_command
 from subtoken_train.cli.recipe_source import read_recipe
+from subtoken_train.cli.report import write_report
 from subtoken_train.documents import parse_json, read_text
+from subtoken_train.errors import refuse
 from subtoken_train.outputs import write_whole
 
 if TYPE_CHECKING:
@@ -53,8 +54,7 @@ def run(args: argparse.Namespace) -> int:
     tasks: list[dict[str, Any]] = [{"name": "facts", "contexts": args.contexts, "facts": 4, "words": 400}]
     if words < _LEAST and not (alone and args.text is None):
         few = f"the text has {words:,} words, and its loss and a place for facts take {_LEAST}"
-        if args.text is not None:
-            raise ValueError(f"{few}; give a longer one, or leave --text out")
+        refuse((args.text is not None, f"{few}; give a longer one, or leave --text out"))
         print(f"{few}: facts are hidden in Python's manual, and no loss is asked (--text FILE)", file=sys.stderr)
     if words >= _LEAST:
         out.mkdir(parents=True, exist_ok=True)
@@ -64,9 +64,6 @@ def run(args: argparse.Namespace) -> int:
     anchors = "none" if alone or arms[-1]["name"] == "anchor" else "auto"
     grid = {"out": str(out), "batch_size": 4, "anchors": anchors, "arms": arms, "tasks": tasks}
     write_whole(out / "grid.yaml", json.dumps(grid, indent=1) + "\n")
-    from subtoken_train.cli.main import run_command
-    from subtoken_train.cli.report import write_report
-
     device = ["--device", args.device] if args.device else []
     run_command("evaluate", ["--config", str(out / "grid.yaml"), *device])
     print(f"tables and a page with plots are in {out / 'report'}\n{advice(write_report([out], out / 'report'))}")
@@ -84,8 +81,7 @@ def own_text(recipe: dict[str, Any], given: str | None) -> str:
     else:
         path = Path(given)
     if not path.is_file():
-        if given is not None:
-            raise ValueError(f"{path} is not a file; --text takes a text or JSON lines with 'text'")
+        refuse((given is not None, f"{path} is not a file; --text takes a text or JSON lines with 'text'"))
         return ""
     text = read_text(path)
     if path.suffix == ".jsonl":
@@ -137,11 +133,11 @@ def _model_arms(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def advice(report: Report) -> str:
+def advice(report: "Report") -> str:
     """Say how the trained router (the best arm) stands to the best other (the full cache), on facts or else on text."""
     from subtoken_train.evaluation.reporting.score_tables import Estimate, cost_of, difference_of, score_of
 
-    def share_of(arm: ArmResults, task: str) -> float:
+    def share_of(arm: "ArmResults", task: str) -> float:
         return cost_of(arm, [task]).shares["measured"] or 0.0
 
     arms = {arm.name: arm for arm in report.arms}

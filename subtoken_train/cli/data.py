@@ -1,7 +1,5 @@
 """``subtoken-train data``: make the embedded data sets, fetch a real model, check the public data sets."""
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections import Counter
@@ -12,9 +10,11 @@ from typing import TYPE_CHECKING
 
 from subtoken_train.cli.command_line import check_counts, check_unused
 from subtoken_train.cli.terminal import quiet_libraries
-from subtoken_train.datasets.known_files import MIX665K, MIX665K_RECORDS
+from subtoken_train.datasets.english import write_english
+from subtoken_train.datasets.known_files import MIX665K, MIX665K_RECORDS, write_samples
 from subtoken_train.documents import parse_yaml
-from subtoken_train.errors import MAX_SEED, check_range, first_names, plain, unknown_name
+from subtoken_train.errors import MAX_SEED, check_range, first_names, plain, refuse, unknown_name
+from subtoken_train.evaluation.tasks import TASKS, build_task
 from subtoken_train.outputs import check_new, write_whole
 
 if TYPE_CHECKING:
@@ -80,12 +80,8 @@ def run(args: argparse.Namespace) -> int:
     if args.name in _MADE:
         out = args.out or _MADE[args.name]
         if args.name == "english":
-            from subtoken_train.datasets.english import write_english
-
             write_english(out, overwrite=args.overwrite)
         elif args.name == "samples":
-            from subtoken_train.datasets.known_files import write_samples
-
             write_samples(out, overwrite=args.overwrite)
         else:
             check_range("--seed", args.seed, 0, MAX_SEED)
@@ -118,16 +114,13 @@ def _check_options(args: argparse.Namespace) -> None:
     if args.name in _MODELS and args.overwrite:
         raise ValueError(f"--overwrite does not apply to data {args.name}: move the folder away to download it again")
     if args.name not in (*_MADE, *_MODELS, *_OPTIONS):
-        from subtoken_train.evaluation.tasks import TASKS
-
         if args.name not in TASKS:
             raise unknown_name("data set", args.name, (*_MADE, *_MODELS, *_OPTIONS, *TASKS))
         used = ("root", "option", "limit")
     strange = [option for option in ("root", "file", "missing_list", "option", "limit") if option not in used]
     check_unused(args, strange, f"does not apply to data {args.name}; leave it out")
     for option, words in (("root", "the folder to check"), ("file", "the data file that names the images")):
-        if option in needed and getattr(args, option) is None:
-            raise ValueError(f"data {args.name} needs {words}: --{option} PATH")
+        refuse((option in needed and getattr(args, option) is None, f"data {args.name} needs {words}: --{option} PATH"))
 
 
 def _check_llava665k(root: Path, missing_list: Path | None) -> str:
@@ -164,7 +157,7 @@ def _check_wikitext103(root: Path) -> str:
     return f"complete; in a recipe: train: {{name: {folder}, documents: wikitext}}"
 
 
-def index(file: Path, image_folder: Path) -> InstructionRecords:
+def index(file: Path, image_folder: Path) -> "InstructionRecords":
     """Index a data file and print what is in it."""
     from subtoken_train.datasets.records import InstructionRecords
 
@@ -175,7 +168,7 @@ def index(file: Path, image_folder: Path) -> InstructionRecords:
     return records
 
 
-def check_images(records: InstructionRecords, missing_list: Path | None) -> str:
+def check_images(records: "InstructionRecords", missing_list: Path | None) -> str:
     """Print which of the images that records name are there; returns the last line."""
     from subtoken_train.datasets.image_sources import count_named, missing_images
 
@@ -202,21 +195,18 @@ def check_images(records: InstructionRecords, missing_list: Path | None) -> str:
 def _check_task(name: str, root: Path | None, options: Sequence[str], limit: int | None = None) -> str:
     import datasets
 
-    from subtoken_train.evaluation.tasks import build_task
     from subtoken_train.evaluation.tasks.files import check_complete, check_samples, open_some
 
     datasets.disable_progress_bars()
     chosen = {}
     for option in options:
         key, equals, value = option.partition("=")
-        if not equals or not key:
-            raise ValueError(f"--option {option!r} must be written KEY=VALUE")
+        refuse((not equals or not key, f"--option {option!r} must be written KEY=VALUE"))
         chosen[key] = parse_yaml(value, f"--option {key}")
     task = build_task(name, root, **chosen)
     rows = "any number of" if task.expected_rows is None else f"{task.expected_rows:,}"
     print(f"{name}: {rows} samples, score {task.primary}; asked: {task.asks}\n  {task.where}\n")
-    if root is not None and not task.needs_files:
-        raise ValueError(f"task {name} makes its samples itself; leave --root out")
+    refuse((root is not None and not task.needs_files, f"task {name} makes its samples itself; leave --root out"))
     if root is None and task.needs_files:
         return f"check a folder: subtoken-train data {name} --root DIR"
     samples = task.samples()

@@ -65,8 +65,7 @@ def run(args: argparse.Namespace) -> int:
         adapter = adapter_folder(args.adapter)
         name = read_config(adapter).training.get("name", adapter.name)
     folder = Path(args.out or f"runs/diagnostics/{name}{'' if args.eviction is None else f'-{args.eviction}'}")
-    if folder.exists():
-        raise ValueError(f"{folder} exists; choose another --out")
+    refuse((folder.exists(), f"{folder} exists; choose another --out"))
     check_place(folder)
     backbone = spec.load("cpu").backbone
     prompts = _prompts(backbone.family, args.data, args.limit)

@@ -76,15 +76,13 @@ def run(args: argparse.Namespace) -> int:
     check_unused(args, strangers, f"does not apply to --{mode}; leave it out")
     if mode in ("config", "suite"):
         check_unused(args, map(flag_name, FLAGGED), f"does not apply to --{mode}, whose arms say it; leave it out")
-    if args.price is not None and not args.check:
-        raise ValueError("--price needs --check, which predicts the GPU hours")
+    refuse((args.price is not None and not args.check, "--price needs --check, which predicts the GPU hours"))
     return _run_grids(args) if args.data is None else _run_file(args)
 
 
 def _run_file(args: argparse.Namespace) -> int:
     if args.out:
-        if os.path.lexists(args.out):
-            raise ValueError(f"{args.out} exists; choose another --out")
+        refuse((os.path.lexists(args.out), f"{args.out} exists; choose another --out"))
         check_place(Path(args.out))
     refuse((not Path(args.data).is_file(), f"data file {args.data} does not exist; check the path"))
     adapters = args.adapter or [None]

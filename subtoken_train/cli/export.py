@@ -55,8 +55,7 @@ def run(args: argparse.Namespace) -> int:
     out, source = Path(args.out), find_source(Path(args.source))
     if real_path(source.folder) in real_path(out).parents:
         raise ValueError(f"{out} lies inside {source.folder}, which is being exported; choose a folder outside it")
-    words = [] if source.recipe is None else ["--config", str(source.recipe)]
-    recipe = read_source(words)
+    recipe = read_source([] if source.recipe is None else ["--config", str(source.recipe)])
     check_target(out, args.overwrite)
     check_place(out)
     quiet_libraries()

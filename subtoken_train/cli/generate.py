@@ -1,7 +1,5 @@
 """``subtoken-train generate``: answer one prompt, or a file of prompts, from compressed caches."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from contextlib import ExitStack
@@ -136,7 +134,7 @@ def _variables(args: argparse.Namespace) -> dict[str, Any]:
     return dict(read)
 
 
-def _drawn_layers(text: str | None, model: SubTokenModel) -> list[int]:
+def _drawn_layers(text: str | None, model: "SubTokenModel") -> list[int]:
     from subtoken_train.evaluation.picture import check_drawable, check_places
 
     family, depth = model.backbone.family, model.backbone.family.shape.num_layers
@@ -151,7 +149,7 @@ def _drawn_layers(text: str | None, model: SubTokenModel) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _summary(model: SubTokenModel, tokens: int) -> str:
+def _summary(model: "SubTokenModel", tokens: int) -> str:
     assert model.last is not None
     prompt = int(model.last.batch.input_ids_BN.shape[1])
     compression = "" if model.compression.label == "-" else f" | {model.compression.label}"

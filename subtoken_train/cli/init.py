@@ -1,7 +1,5 @@
 """``subtoken-train init``: a folder of one's own data becomes records, splits, a recipe and its anchor's."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re
@@ -121,7 +119,7 @@ def _question(row: dict[str, Any], number: int, tokenizer: Any) -> dict[str, Any
     return {"id": str(number), "question": question, "answers": [answer], "metric": "exact_match"}
 
 
-def _said(folder: Path, out: Path, data: OwnData, chosen: Chosen) -> list[str]:
+def _said(folder: Path, out: Path, data: "OwnData", chosen: "Chosen") -> list[str]:
     from subtoken_train.cli.init_recipe import LAPTOP_PATH, borne, without_gpu
 
     counts = ", ".join(f"{len(rows):,} {split}" for split, rows in data.splits.items())
@@ -137,7 +135,7 @@ def _said(folder: Path, out: Path, data: OwnData, chosen: Chosen) -> list[str]:
     ]
 
 
-def _next(data: OwnData, folder: Path, recipe: Path, name: str, anew: list[str], tokenizer: Any) -> list[list[str]]:
+def _next(data: "OwnData", folder: Path, recipe: Path, name: str, anew: list[str], tokenizer: Any) -> list[list[str]]:
     """The commands that follow; ``anew`` is what check and fit are told of runs that are there."""
     program, runs = "subtoken-train", ["--adapter", f"runs/{name}", "--adapter", f"runs/{name}_anchor"]
     anchor, test = str(recipe.with_name(f"{name}_anchor.yaml")), data.splits["test"][0]
@@ -157,5 +155,4 @@ def _next(data: OwnData, folder: Path, recipe: Path, name: str, anew: list[str],
 
         prompt = _question(test, 0, None)["question"] if tokenizer is None else used_turns(test)[0]["value"]
         return [*lines, [program, "evaluate", *scores], [*ask, "--prompt", prompt]]
-    compare = [program, "compare", f"runs/{name}"]
-    return [*lines, compare, [*ask, "--prompt", " ".join(test["text"].split()[:40])]]
+    return [*lines, [program, "compare", f"runs/{name}"], [*ask, "--prompt", " ".join(test["text"].split()[:40])]]

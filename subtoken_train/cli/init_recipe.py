@@ -25,7 +25,7 @@ from subtoken_train.datasets.unknown_tokens import TOLERATED, SomeTexts, say_unk
 from subtoken_train.documents import read_yaml
 from subtoken_train.errors import MAX_TOKENS, refuse, shell_words, unknown_name
 from subtoken_train.families.backbone_config import BackboneConfig, check_backbone, is_hub_id, resolve
-from subtoken_train.families.load import layout_family, machine_memory, with_processor
+from subtoken_train.families.load import family_class, layout_family, machine_memory, with_processor
 from subtoken_train.families.positions import position_bound
 from subtoken_train.resources import recipe_files, with_schema
 
@@ -148,8 +148,7 @@ def _named(given: str, sees: bool) -> Chosen:
         name, path = by_path.get(_same(given)) or _of_its_family(given), given
     data, other = ("images", "reads texts alone") if sees else ("texts without images", "is for images")
     fitting = ", ".join(each for each, (_, of_images) in templates.items() if of_images == sees)
-    words = f"your data are {data}, and backbone {given!r} {other}; use one of {fitting}"
-    refuse((templates[name][1] != sees, words))
+    refuse((templates[name][1] != sees, f"your data are {data}, and backbone {given!r} {other}; use one of {fitting}"))
     chosen = _taken(name, "as you said", path)
     check_fetched(chosen.path)
     return chosen
@@ -162,8 +161,6 @@ def _same(path: str) -> str:
 def _of_its_family(given: str) -> str:
     if not Path(resolve(given)).exists() and not is_hub_id(given):
         raise unknown_name("backbone", given, _templates())
-    from subtoken_train.families.load import family_class
-
     wanted = family_class(BackboneConfig(given))
     own = (*EMBEDDED.values(), LAPTOP)
     paths = {n: read_yaml(file)["model"]["backbone"]["path"] for n, (file, _) in _templates().items() if n not in own}

@@ -14,7 +14,7 @@ from types import ModuleType
 
 from subtoken_train.cli.command_line import Parser, check_options
 from subtoken_train.cli.terminal import PROGRAM, guarded, quiet_environment
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import check_word, unknown_name
 from subtoken_train.version import __version__
 
 COMMANDS = {
@@ -68,8 +68,7 @@ def help_of(module: ModuleType, argv: Sequence[str] = ()) -> str:
 
 def run_command(name: str, argv: Sequence[str]) -> int:
     """Import the command's module, parse ``argv`` for it unless it is raw, and run it."""
-    if name not in COMMANDS:
-        raise unknown_name("command", name, COMMANDS)
+    check_word("command", name, COMMANDS)
     if name == "env" and not set(argv) & set(HELP_OPTIONS):
         argv = ["--machine", *argv]
     quiet_environment()

@@ -23,7 +23,7 @@ from subtoken_train.datasets.datamodule import CorpusDataModule, InstructionData
 from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import MAX_SEED, check_package, check_range, in_a_recipe
+from subtoken_train.errors import MAX_SEED, check_package, check_range, in_a_recipe, refuse
 from subtoken_train.evaluation.runner.data_file import answer_records, scores_by_kind
 from subtoken_train.families.backbone_config import check_backbone
 from subtoken_train.outputs import write_whole
@@ -109,8 +109,7 @@ class RecipeCLI:
 
     def __init__(self, source: list[str] | RecipeSource) -> None:
         self.source = read_source(source) if isinstance(source, list) else source
-        if not self.source.contents:
-            raise ValueError(_NO_RECIPE)
+        refuse((not self.source.contents, _NO_RECIPE))
         self._plan, self.config = self._read()
         self._settle()
         if any(key == "print_config" for key, _ in self.source.words.options):
@@ -233,8 +232,7 @@ class RecipeCLI:
     def resolved(self) -> dict[str, Any]:
         """Return the recipe with every default and override, as plain values, without what was for this call alone."""
         content = {key: value for key, value in self.config.items() if key not in (*FLAGS, "push_to_hub")}
-        whole: dict[str, Any] = _plain(content)
-        return whole
+        return dict(_plain(content))
 
     def recipe_text(self) -> str:
         """Return the resolved recipe as YAML."""

@@ -90,8 +90,7 @@ def _leaves(content: dict[str, Any], keys: Iterable[str], prefix: str = "") -> I
 def read_recipe(path: str | Path) -> dict[str, Any]:
     """Read a saved recipe without the flags that version 0.1 saved; ``ValueError`` if it holds no keys."""
     content = parse_yaml(recipe_text(Path(path)), str(path))
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} has no keys; a recipe has the groups model, data and trainer")
+    refuse((not isinstance(content, dict), f"{path} has no keys; a recipe has the groups model, data and trainer"))
     kept = {key: value for key, value in content.items() if key not in FLAGS}
     return _with_own(kept, str(reducer_group(kept).get("name", DEFAULT_REDUCER)))
 
@@ -199,8 +198,7 @@ _WORDS = {"integer": "whole number", "boolean": "true or false", "string": "text
 
 def shipped_schema(kind: str = "recipe") -> dict[str, Any]:
     """Return the JSON schema of a recipe, or of a ``grid``, as it ships: with built-in names alone."""
-    schema: dict[str, Any] = json.loads(resource(f"recipes/{kind}.schema.json").read_text(encoding="utf-8"))
-    return schema
+    return dict(json.loads(resource(f"recipes/{kind}.schema.json").read_text(encoding="utf-8")))
 
 
 def recipe_keys(schema: dict[str, Any], content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

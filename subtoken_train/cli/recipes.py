@@ -4,8 +4,6 @@ The matched token-only anchor of a recipe is the same training without routing, 
 Under a value gate the fair twin keeps the gate, over every group. No group is dropped there, so none is filled.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 from argparse import ArgumentParser, Namespace
@@ -102,7 +100,7 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def anchor_settings(cli: RecipeCLI) -> dict[str, Any]:
+def anchor_settings(cli: "RecipeCLI") -> dict[str, Any]:
     """Return the settings in which an anchor's recipe differs: dotted key -> value.
 
     The keep ratio is r (1 + K/S) / 2, and ``matches`` is r: the reducer rounds the arm's own count up to whole tokens.

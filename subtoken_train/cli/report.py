@@ -1,7 +1,5 @@
 """``subtoken-train report``: tables and curves from results folders."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json
@@ -46,8 +44,7 @@ def run(args: argparse.Namespace) -> int:
     if empty := [folder for folder in folders if not any(folder.glob("*/*/manifest.json"))]:  # before heavy imports
         raise ValueError(f"{empty[0]} holds no results; make them first: subtoken-train evaluate --out {empty[0]} ...")
     out = Path(args.out) if args.out else folders[0] / "report"
-    report = write_report(folders, out, formats, args.overwrite, bool(args.out))
-    print_summary(report)
+    print_summary(write_report(folders, out, formats, args.overwrite, bool(args.out)))
     print(f"{', '.join(FILES[name] for name in formats)} written to {out}")
     return 0
 
@@ -58,7 +55,7 @@ def write_report(
     formats: Collection[str] = tuple(FILES),
     overwrite: bool = False,
     named: bool = False,
-) -> Report:
+) -> "Report":
     """Work out and write a report; an earlier one is written anew where nobody changed it and ``out`` was not named."""
     from subtoken_train.evaluation.reporting import exports
     from subtoken_train.evaluation.reporting.report import make_report
@@ -81,7 +78,7 @@ def write_report(
     return report
 
 
-def print_summary(report: Report) -> None:
+def print_summary(report: "Report") -> None:
     """Print a table of all arms, and what is wrong with any of them."""
     from subtoken_train.benchmarking.comparison import aligned_columns
     from subtoken_train.evaluation.reporting.report import NOTHING, measured_text, nominal_text

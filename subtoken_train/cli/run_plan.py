@@ -4,13 +4,11 @@ Operations are those of ``ledger/flops.py``, with recomputation and distillation
 named GPU's peak at ``UTILISATION`` of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from huggingface_hub import constants, try_to_load_from_cache
@@ -23,6 +21,7 @@ from subtoken_train.datasets.datamodule import CorpusDataModule, InstructionData
 from subtoken_train.datasets.known_files import DOWNLOAD_BYTES, MEAN_RECORDS, MEAN_SPREAD, fetch_command
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evaluation.runner.data_file import read_scores
+from subtoken_train.evaluation.runner.dry_run import DryRun
 from subtoken_train.families.backbone_config import is_hub_id
 from subtoken_train.families.images import FP32_BYTES
 from subtoken_train.ledger.flops import PEAKS, UTILISATION, TrainingFlops
@@ -31,9 +30,6 @@ from subtoken_train.ledger.ledger import Anchor
 from subtoken_train.training import preflight
 from subtoken_train.training.memory import MemoryEstimate, Step, checkpoint_bytes, estimate_memory, record_rows
 from subtoken_train.training.panels.throughput import flops_of
-
-if TYPE_CHECKING:
-    from subtoken_train.evaluation.runner.dry_run import DryRun
 
 PUBLISHED_BYTES, RECORD_BYTES = 2, 800
 """Bytes of a parameter in a published model's files, and of an answer in records (measured on ``recall``)."""
@@ -198,8 +194,7 @@ def _mean_record(
 
 def record_flops(cli: RecipeCLI, parts: CompressedBackbone, step: Step, length: int) -> float:
     """Return the operations of training on one record of ``length`` tokens before the reducer."""
-    trained = {f"compressed.{name}": p for name, p in parts.named_parameters() if p.requires_grad}
-    flops = flops_of(parts.family, trained)
+    flops = flops_of(parts.family, {f"compressed.{name}": p for name, p in parts.named_parameters() if p.requires_grad})
     forward = TrainingFlops(flops.size, [0] * len(flops.trained))
     rows = record_rows(parts, length, min(step.compressed, length))
     total = flops.sample(rows) + float(flops.head(torch.tensor([rows[-1]])))

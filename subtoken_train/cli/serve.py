@@ -1,7 +1,5 @@
 """``subtoken-train serve``: an OpenAI-compatible server on compressed caches."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 import re
@@ -102,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _server(args: argparse.Namespace, device: str) -> ChatServer:
+def _server(args: argparse.Namespace, device: str) -> "ChatServer":
     quiet_libraries()
     from subtoken_train.kernels import native
     from subtoken_train.serving.answerer import Answerer, ContextStore
@@ -120,7 +118,7 @@ def _server(args: argparse.Namespace, device: str) -> ChatServer:
     return ChatServer(Answerer(model, spec, _limits(args), store), _settings(args))
 
 
-def _limits(args: argparse.Namespace) -> Limits:
+def _limits(args: argparse.Namespace) -> "Limits":
     from subtoken_train.serving.chat_request import Limits
 
     names = tuple(name.strip() for name in (args.allow_eviction or "").split(",") if name.strip())
@@ -134,7 +132,7 @@ def _limits(args: argparse.Namespace) -> Limits:
     return Limits(*most, names, kept, args.batch, _bytes("--answer-memory", args.answer_memory))
 
 
-def _settings(args: argparse.Namespace) -> ServerSettings:
+def _settings(args: argparse.Namespace) -> "ServerSettings":
     from subtoken_train.serving.http_app import LOCAL, ServerSettings
 
     file = args.api_key_file
@@ -159,6 +157,5 @@ def _bytes(option: str, text: str) -> int:
     from subtoken_train.inference.compression import parse_keep
 
     number, unit = parse_keep(text) if text[:1].isdigit() else (0.0, "")
-    if unit != "bytes" or number < 1:
-        raise ValueError(f"{option} {text} must be bytes, for instance 20MB")
+    refuse((unit != "bytes" or number < 1, f"{option} {text} must be bytes, for instance 20MB"))
     return int(number)

@@ -5,8 +5,6 @@ in ``recipes/``, else the shipped one; ``runs/NAME_anchor`` by the anchor of the
 its own. Nothing else records what makes an adapter that is not there yet.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -20,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 from subtoken_train.cli.command_line import FLAGS, hourly_price
 from subtoken_train.cli.recipe_source import read_recipe, read_source
 from subtoken_train.cli.terminal import quiet_libraries
-from subtoken_train.errors import at_place, plain, shell_words
+from subtoken_train.errors import at_place, plain, refuse, shell_words
 from subtoken_train.resources import named_recipe
+from subtoken_train.training.checkpoints import newest_complete
 
 if TYPE_CHECKING:
     from subtoken_train.cli.run_plan import RunPlan
@@ -86,8 +85,7 @@ class Fits:
 
 def run(args: Namespace) -> int:
     if args.grid is None:
-        if not args.config or not args.set:
-            raise ValueError("a sweep needs --config RECIPE and --set KEY=A,B, or --grid GRID")
+        refuse((not args.config or not args.set, "a sweep needs --config RECIPE and --set KEY=A,B, or --grid GRID"))
         folder = Path(args.output_dir or "runs/sweep")
         fits = Fits(folder.name, sweep_runs(args.config, args.set, folder))
     else:
@@ -149,8 +147,6 @@ def _plan_lines(fits: Fits, price: float | None) -> list[str]:
 
 def run_one(one: SweepRun) -> str:
     """Train one run in a process of its own, resumed where it left a checkpoint; the outcome in words."""
-    from subtoken_train.training.checkpoints import newest_complete
-
     if one.finished:
         print(f"  finished before: {one.folder}")
         return "finished before"
@@ -186,8 +182,7 @@ def sweep_runs(configs: Sequence[str], settings: Sequence[str], folder: Path) ->
     axes = dict[str, list[str]]()
     for setting in settings:
         key, values = parse_setting(setting)
-        if key in axes:
-            raise ValueError(f"--set {key} is given twice; write its values in one: --set {key}=A,B")
+        refuse((key in axes, f"--set {key} is given twice; write its values in one: --set {key}=A,B"))
         axes[key] = values
     leaves = [key.rpartition(".")[2] for key in axes]
     short = {key: leaf if leaves.count(leaf) == 1 else key for key, leaf in zip(axes, leaves, strict=True)}

@@ -5,8 +5,6 @@ and what asks (QUERY): of a long question its end. Behind it, answers are ANSWER
 ``as_asked`` learns the last answer alone, in the form that asks.
 """
 
-from __future__ import annotations
-
 import json
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +17,7 @@ from subtoken_train.datasets.corpus import IDS, CorpusSource, fingerprint
 from subtoken_train.datasets.record_format import answer_is_learnt, used_turns
 from subtoken_train.datasets.row_files import Kind, kept_rows
 from subtoken_train.datasets.text_batches import TextSample, chat_split, context_tokens
-from subtoken_train.errors import at_place
+from subtoken_train.errors import at_place, refuse
 from subtoken_train.families import chat_template as template
 from subtoken_train.families.chat_template import Message
 from subtoken_train.families.family import Family
@@ -47,8 +45,7 @@ class ChatLimits:
 
 def iterate_chats(rows: Iterable[dict[str, Any]], family: Family, limits: ChatLimits) -> Iterator[TextSample]:
     """Yield the chats of some conversations (rows of ``corpus.load_rows``) in order."""
-    if not limits.asking:
-        raise ValueError("data.prefix_tokens is 0, and the prompt of a chat must ask; give it 1 or more")
+    refuse((not limits.asking, "data.prefix_tokens is 0, and the prompt of a chat must ask; give it 1 or more"))
     for row in rows:
         yield chat_sample(row, family, limits)
 
@@ -88,7 +85,7 @@ def _places(messages: Sequence[Message]) -> list[int]:
     return [place for place, each in enumerate(messages) if each["role"] == "assistant"]
 
 
-def cached_chats(rows: Dataset, source: CorpusSource, family: Family, limits: ChatLimits) -> Dataset:
+def cached_chats(rows: "Dataset", source: CorpusSource, family: Family, limits: ChatLimits) -> "Dataset":
     """Return the chats of a corpus, kept, by the fields of ``TextSample``."""
     tokenizer = family.tokenizer
     specials = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}  # which a template may write

@@ -5,8 +5,6 @@ left at its end is dropped. Attention, positions and loss run across the borders
 tokenizer has one, starts every *block* and belongs to the context.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -22,7 +20,7 @@ from subtoken_train.datasets.known_files import absent
 from subtoken_train.datasets.record_format import SWITCHES, files_named, read_switch, refuse_files
 from subtoken_train.datasets.row_files import COLUMNAR, Kind, file_kind, files_of_set, kept_rows, placed_rows
 from subtoken_train.documents import text_problem
-from subtoken_train.errors import at_place, clipped
+from subtoken_train.errors import at_place, clipped, refuse
 from subtoken_train.families.online import hub_asked, silence
 
 if TYPE_CHECKING:
@@ -59,7 +57,7 @@ class CorpusSource:
     documents: Literal["rows", "wikitext", "conversations"] = "rows"
 
 
-def load_rows(source: CorpusSource) -> Dataset:
+def load_rows(source: CorpusSource) -> "Dataset":
     """Open the raw rows; nothing is tokenised."""
     path = Path(source.name)
     if source.documents == "conversations":
@@ -102,7 +100,7 @@ def _check_whole(source: CorpusSource) -> None:
         raise ValueError(f"{source.name} is a file: it has no config, and its only split is train; leave both out")
 
 
-def _conversation_rows(source: CorpusSource, path: Path) -> Dataset:
+def _conversation_rows(source: CorpusSource, path: Path) -> "Dataset":
     from datasets import Dataset
 
     if not path.is_dir() and (file_kind(path) not in (".json", ".jsonl", *COLUMNAR) or not path.is_file()):
@@ -152,8 +150,7 @@ def _articles(lines: Iterable[str]) -> Iterator[str]:
 
 def iterate_blocks(documents: Iterable[str], tokenizer: Any, block_length: int) -> Iterator[list[int]]:
     """Yield ``block_length`` token ids at a time."""
-    if tokenizer.eos_token_id is None:
-        raise ValueError("the tokenizer has no EOS token, which separates documents; set one")
+    refuse((tokenizer.eos_token_id is None, "the tokenizer has no EOS token, which separates documents; set one"))
     prefix = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     wanted, ids = block_length - len(prefix), list[int]()
     remaining = iter(documents)
@@ -180,13 +177,13 @@ def read_blocks(rows: Any, source: CorpusSource, tokenizer: Any, block_length: i
         raise ValueError(f"{source.name} ({source.split}) has {few}; lower block_length, or add text")
 
 
-def packed_blocks(rows: Dataset, source: CorpusSource, tokenizer: Any, block_length: int) -> Dataset:
+def packed_blocks(rows: "Dataset", source: CorpusSource, tokenizer: Any, block_length: int) -> "Dataset":
     """Return all blocks of a corpus, kept, as rows of ``input_ids``."""
     generate = lambda: ({"input_ids": ids} for ids in read_blocks(rows, source, tokenizer, block_length))  # noqa: E731
     return kept_rows(generate, IDS, fingerprint(rows, source, tokenizer, block_length))
 
 
-def fingerprint(rows: Dataset, source: CorpusSource, tokenizer: Any, *settings: Any) -> str:
+def fingerprint(rows: "Dataset", source: CorpusSource, tokenizer: Any, *settings: Any) -> str:
     """Return a name for a corpus's samples that is the same in every process, unlike a pickled tokenizer's hash."""
     rules = json.loads(tokenizer.backend_tokenizer.to_str())
     for setting in ("truncation", "padding"):  # left by the last call, and overruled by the next

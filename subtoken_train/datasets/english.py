@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from subtoken_train.artifact.whole_folder import FolderKind, whole_folder
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import check_word
 from subtoken_train.resources import resource
 
 SNAPSHOT = "data/english/topics.json.xz"
@@ -18,8 +18,7 @@ _SHORTEST = 6  # words of a paragraph that counts as prose
 
 def documents(split: str) -> list[str]:
     """Return the documents of ``split`` (``train`` | ``dev`` | ``test``): one per topic, a paragraph per line."""
-    if split not in SPLITS:
-        raise unknown_name("split", split, SPLITS)
+    check_word("split", split, SPLITS)
     return [text for place, text in enumerate(_prose()) if _HELD_OUT.get(place % 10, "train") == split]
 
 

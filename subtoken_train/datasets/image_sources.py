@@ -14,7 +14,7 @@ from PIL import Image, UnidentifiedImageError
 
 from subtoken_train.datasets.known_files import absent
 from subtoken_train.documents import check_regular
-from subtoken_train.errors import UncutError, shell_words
+from subtoken_train.errors import UncutError, at_place, refuse, shell_words
 from subtoken_train.families.images import Picture, PixelError, Video, rgb_pixels
 
 SUFFIXES = (".jpg", ".png", ".gif", ".jpeg")  # OCR-VQA: ``.jpg`` in LLaVA's records, ``.gif`` or ``.png`` on disk
@@ -100,8 +100,7 @@ def _compare_folder(folder: str, names: list[str], image_folder: Path) -> Folder
     stems = {stem for stem, suffix in map(os.path.splitext, present if not_there else ()) if suffix in SUFFIXES}
     missing = [name for name in not_there if os.path.splitext(name)[0] not in stems]
     paths, is_video = [f"{folder}/{name}" if folder else name for name in missing], "" in names
-    if is_video and not any(name.lower().endswith(SUFFIXES) for name in present):
-        paths.append(f"{folder}/")
+    paths += [f"{folder}/"] if is_video and not any(name.lower().endswith(SUFFIXES) for name in present) else []
     return FolderImages(folder, len(names), paths, len(not_there) - len(missing), is_video)
 
 
@@ -197,7 +196,7 @@ def open_video(
     source: VideoSource, record_id: str | None = None, max_pixels: int = MAX_PIXELS, max_frames: int = MAX_FRAMES
 ) -> Video:
     """Read a video's frames, ``max_pixels`` in all; of more than ``max_frames``, evenly spaced ones."""
-    try:
+    with at_place(_of_record(record_id)):
         names = frames_in(source.frames) if isinstance(source.frames, Path) else list(source.frames)
         taken = spaced(names, max_frames)
         if isinstance(source.frames, Path):
@@ -208,8 +207,6 @@ def open_video(
             raise ValueError(f"{len(taken)} frames of {width:,} x {height:,} pixels, at most {max_pixels:,} are read")
         frames += [open_image(path, None, max_pixels) for path in taken[1:]]
         return Video(frames, source.fps * len(taken) / len(names))
-    except ValueError as error:
-        raise ValueError(f"{_of_record(record_id)}{error}") from None
 
 
 def frames_in(folder: Path) -> list[Path]:
@@ -217,8 +214,7 @@ def frames_in(folder: Path) -> list[Path]:
     if not folder.is_dir() and (problem := refuse_video_file(str(folder))):
         raise ValueError(problem)
     names = sorted(path for path in folder.glob("*") if path.suffix.lower() in SUFFIXES)
-    if not names:
-        raise ValueError(f"{folder} has no frames; extract some: ffmpeg -i VIDEO -vf fps=1 {folder}/%06d.jpg")
+    refuse((not names, f"{folder} has no frames; extract some: ffmpeg -i VIDEO -vf fps=1 {folder}/%06d.jpg"))
     return names
 
 

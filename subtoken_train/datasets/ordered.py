@@ -94,8 +94,7 @@ class ResumableSampler(DistributedSampler[int]):
             self._key = sizes[:, 0] * 64 + np.frexp(sizes[:, 1])[1]
         size, images = batch_size * world_size, int(self._images.sum())
         texts = num_records - images
-        mixed = self._mixed_batch(texts % size, images % size)
-        self.batches_per_pass = texts // size + images // size + mixed
+        self.batches_per_pass = texts // size + images // size + self._mixed_batch(texts % size, images % size)
         share = limit if isinstance(limit, int) else int(self.batches_per_pass * limit)
         self.batches_per_epoch = min(self.batches_per_pass, share)
         if self.batches_per_pass == 0:
@@ -138,8 +137,7 @@ class ResumableSampler(DistributedSampler[int]):
         if self._key is None and with_images in (0, self.num_records):
             return order  # nothing to group
         batches = self._batches(order.numpy())
-        shuffled = torch.randperm(len(batches), generator=generator)
-        return torch.from_numpy(batches)[shuffled].flatten()
+        return torch.from_numpy(batches)[torch.randperm(len(batches), generator=generator)].flatten()
 
     def _batches(self, order: NDArray[Any]) -> NDArray[Any]:
         """Return the same records as global batches of one kind each, [batches, records per global batch]."""
@@ -257,8 +255,7 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
     @property
     def family(self) -> Family:
         """The backbone family of the module that is being trained."""
-        family = self._rehearsed_family if self.trainer is None else self.trainer.lightning_module.family
-        return cast("Family", family)
+        return cast("Family", self._rehearsed_family if self.trainer is None else self.trainer.lightning_module.family)
 
     def rehearse(self, family: Family, trainer: L.Trainer) -> None:
         """Set up training before it starts: what a user can get wrong comes out now."""

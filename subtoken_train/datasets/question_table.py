@@ -67,8 +67,7 @@ def read_own_table(path: Path, chosen: Mapping[str, str | None], asked: str | No
         for kind in ("image", "answer"):
             if (other := _found(_NAMES[kind], names)) is not None:
                 raise ValueError(f"{path} has columns {text!r} and {_named(other)} ({kind}): name them, or remove one")
-        texts = [_cell(row, text, place) for place, row in rows]
-        return OwnTable([], texts, text, unread=_unread(rows, names, {text}))
+        return OwnTable([], [_cell(row, text, place) for place, row in rows], text, unread=_unread(rows, names, {text}))
     columns = {k: None if k == "question" and asked else _column(path, k, chosen[k], names) for k in _NAMES}
     further = [name for usual in _FURTHER if (name := _found((usual,), names)) and name not in columns.values()]
     columns |= {key: _found((key,), names) for key in _BESIDE}

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from subtoken_train.datasets.english import SPLITS, documents
 from subtoken_train.datasets.text_batches import TextSample
-from subtoken_train.errors import refuse, unknown_name
+from subtoken_train.errors import check_word, refuse
 
 NAMES = tuple(
     first + last
@@ -92,16 +92,14 @@ class RecallTask:
         return [*context, *english[start + cuts[-1] : start + room].tolist()]
 
     def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 class RecallRecords(Dataset[RecallSample]):
     """``count`` samples, at least one, of a split; sample ``i`` is a pure function of (seed, split, i)."""
 
     def __init__(self, task: RecallTask, split: str, count: int, seed: int = 0) -> None:
-        if split not in SPLITS:
-            raise unknown_name("split", split, SPLITS)
+        check_word("split", split, SPLITS)
         refuse((count < 1, f"{count} recall samples; at least 1 is needed"))
         self.task, self.split, self.count, self.seed = task, split, count, seed
 

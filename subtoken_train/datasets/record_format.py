@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from subtoken_train.datasets.image_sources import PICTURE_SUFFIXES, VIDEO_SUFFIXES, refuse_video_file
-from subtoken_train.errors import clipped
+from subtoken_train.errors import clipped, refuse
 from subtoken_train.families import literal_marks as marks
 from subtoken_train.families.literal_marks import IMAGE_MARK, VIDEO_MARK, picture_marks
 from subtoken_train.typed import shown
@@ -96,8 +96,7 @@ def said_turns(row: dict[str, Any]) -> list[dict[str, Any]]:
 def record_problem(row: Any, as_document: bool = False) -> str | None:
     """Return what is wrong with a record in LLaVA's form and what to do about it; ``as_document``: marks are text."""
     if not isinstance(row, dict) or not isinstance(row.get("conversations"), list) or not row["conversations"]:
-        named = (words for name, words in _ROWS.items() if isinstance(row, dict) and name in row)
-        return next(named, _ROW)
+        return next((words for name, words in _ROWS.items() if isinstance(row, dict) and name in row), _ROW)
     return next(_problems(row, as_document), None)
 
 
@@ -313,8 +312,7 @@ def read_switch(found: Mapping[str, Any], said: str) -> bool | None:
     for name, value in values.items():
         if not isinstance(value, bool | int | float) or value not in (0, 1):
             raise ValueError(f"{said} has {name} {shown(value)}; true or 1 (learnt) and false or 0 (read) are obeyed")
-    if len(set(values.values())) > 1:
-        raise ValueError(f"{said} has {' and '.join(values)}, which contradict each other; keep one")
+    refuse((len(set(values.values())) > 1, f"{said} has {' and '.join(values)}, which contradict each other; keep one"))
     return next(map(bool, values.values()), None)
 
 

@@ -120,8 +120,7 @@ class InstructionRecords(Dataset[Record]):
         return inside(self.image_folder, name, self.images_outside_folder)
 
     def _row(self, index: int) -> dict[str, Any]:
-        row: dict[str, Any] = json.loads(self._table["row"][index].as_py())
-        return row
+        return dict(json.loads(self._table["row"][index].as_py()))
 
     def _counts(self, column: str) -> NDArray[np.int64]:
         counts: NDArray[np.int64] = self._table[column].to_numpy()

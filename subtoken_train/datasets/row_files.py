@@ -4,8 +4,6 @@ Rows of Parquet and Arrow come as JSON's would: labels by their names, dates as 
 (``train-00000-of-00002.parquet``) names the whole.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import json
@@ -173,7 +171,7 @@ def _plain_value(value: Any, path: Path, column: str) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def kept_rows(generate: Callable[[], Iterator[dict[str, Any]]], columns: Mapping[str, Kind], name: str) -> Dataset:
+def kept_rows(generate: Callable[[], Iterator[dict[str, Any]]], columns: Mapping[str, Kind], name: str) -> "Dataset":
     """Return what ``generate`` yields, kept in the datasets library's cache by a name for all it depends on."""
     from datasets import Dataset, Features, List, Value, config
     from datasets.exceptions import DatasetGenerationError

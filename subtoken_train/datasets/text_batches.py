@@ -69,8 +69,7 @@ def context_tokens(family: Family, token_ids: list[int], asking: int = QUERY_TOK
     """Count context tokens: up to the last blank line of the later half, else all but the last ``asking`` ones."""
 
     def text(start: int) -> str:
-        ending: str = family.tokenizer.decode(token_ids[start - 1 :])
-        return ending
+        return str(family.tokenizer.decode(token_ids[start - 1 :]))
 
     starts = range(len(token_ids) // 2 + 1, len(token_ids))
     # the later the start the shorter the ending: the last one that still holds a blank line is found by halving

@@ -1,7 +1,5 @@
 """The demo page in Gradio: prompts, answers side by side, and what their caches kept, took and cost."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from importlib.resources import files
@@ -96,8 +94,7 @@ def _settings(compresses: bool, reads: bool) -> list[gr.components.Component]:
         eviction = gr.Dropdown(
             names, value=chosen, label="eviction", info=info, allow_custom_value=True, elem_id="eviction"
         )
-        info = "0.5 of the entries, 32tokens or 20kB"
-        keep = gr.Textbox(share, label="it keeps", info=info, elem_id="keep")
+        keep = gr.Textbox(share, label="it keeps", info="0.5 of the entries, 32tokens or 20kB", elem_id="keep")
         kinds = gr.Dropdown(list(FORMATS), label="held in", info="all but the backbone's", elem_id="kv-dtype")
     words = "go on with this sentence (else it is a question in the chat template)"
     return [eviction, keep, kinds, gr.Checkbox(reads, label=words, visible=reads, elem_id="raw")]

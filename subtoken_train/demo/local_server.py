@@ -1,7 +1,5 @@
 """Serves the page on one address, until Ctrl-C or SIGTERM."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal
@@ -45,7 +43,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 
 @contextmanager
-def served(models: SideBySide, host: str, port: int) -> Iterator[str]:
+def served(models: "SideBySide", host: str, port: int) -> Iterator[str]:
     """Serve the page at the address given inside the block; afterwards what was uploaded and drawn is removed."""
     with TemporaryDirectory(prefix="subtoken_demo_") as folder:
         before = os.environ.get("no_proxy")  # the spelling that goes before NO_PROXY
@@ -64,7 +62,7 @@ def served(models: SideBySide, host: str, port: int) -> Iterator[str]:
             page.close(verbose=False)
 
 
-def _launched(models: SideBySide, host: str, port: int) -> tuple[gr.Blocks, str]:
+def _launched(models: "SideBySide", host: str, port: int) -> "tuple[gr.Blocks, str]":
     from subtoken_train.demo.blocks import STYLE, build_page, looks
 
     page = build_page(models)
@@ -95,7 +93,7 @@ def sigterm_as_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def serve(models: SideBySide, host: str, port: int, say: Callable[[str], None]) -> None:
+def serve(models: "SideBySide", host: str, port: int, say: Callable[[str], None]) -> None:
     """Serve until ``KeyboardInterrupt``, which SIGTERM is here too; ``say`` is called with the address."""
     with sigterm_as_ctrl_c(), served(models, host, port) as url:
         say(url)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import SubTokenWarning, refuse
+from subtoken_train.errors import SubTokenWarning, at_place, refuse
 from subtoken_train.evaluation.picture import check_places, visual_grid
 from subtoken_train.evictions.thresholds import threshold_file
 from subtoken_train.families.family import Family
@@ -160,11 +160,10 @@ class SideBySide:
         while (piece := pieces.get()) is not None:
             text += piece
             yield Spoken(place, text)
-        try:
-            yield Spoken(place, text, future.result())
-        except ValueError as error:
-            # of the backbone, which compresses nothing, the prompt itself is refused
-            raise ValueError(f"{side.title}: {error}" if side.compresses else str(error)) from None
+        # of the backbone, which compresses nothing, the prompt itself is refused
+        with at_place(f"{side.title}: " if side.compresses else ""):
+            said = future.result()
+        yield Spoken(place, text, said)
 
     def _asked(
         self, side: ShownModel, spec: ArmSpec, about: Seen, question: str, raw: bool, stopped: threading.Event, say: Say
@@ -216,8 +215,7 @@ def _blind(model: SubTokenModel, text: str, question: str, raw: bool, how: dict[
 def _of_backbone(pool: ModelPool, anchor: str | None, backbone: str | None) -> list[ShownModel]:
     if backbone is None:
         raise ValueError("name an adapter (--adapter DIR), or a backbone to compress (--backbone PATH)")
-    words = f"anchor {anchor} needs --adapter DIR to compare with; add it, or leave --anchor out"
-    refuse((anchor is not None, words))
+    refuse((anchor is not None, f"anchor {anchor} needs --adapter DIR to compare with; add it, or leave --anchor out"))
     if pool.find(backbone) is not None:  # both sides would be routed
         raise ValueError(f"--backbone {backbone} is an adapter; write --adapter {backbone}")
     load = partial(pool.get, backbone)
@@ -239,6 +237,5 @@ def _of_adapter(pool: ModelPool, adapter: str, anchor: str | None, backbone: str
         whole = partial(pool.get, adapter, reducer=build_reducer("none"), selector="none")
     title = "adapter" if config.routing is None else "routed model"
     sides = [ShownModel("backbone", whole, False)]
-    if anchor is not None:
-        sides.append(ShownModel("anchor", partial(pool.get, anchor, backbone=backbone), True))
+    sides += [ShownModel("anchor", partial(pool.get, anchor, backbone=backbone), True)] if anchor is not None else []
     return [*sides, ShownModel(title, partial(pool.get, adapter, backbone=backbone), True)]

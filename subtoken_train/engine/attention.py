@@ -9,8 +9,6 @@ tokens only, with routed values, and each other. Which tokens stay is decided pe
 Legend: B batch, N rows, M columns, q query rows, H query heads, h key-value heads, d head width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -98,7 +96,7 @@ class ContextSplit:
         size = self.windows[layer] if self.windows else None
         return None if size is None or self.position_BN is None else SlidingWindow(size, self.position_BN)
 
-    def on(self, device: torch.device) -> ContextSplit:
+    def on(self, device: torch.device) -> "ContextSplit":
         """Return the split with its tensors on a device; what layers note is shared."""
         if device == self.regions_BN.device:
             return self
@@ -168,8 +166,7 @@ def split_attention(
     """Attend in one layer under a split, [B, q, H, d]: [B, H, q, d] queries, [B, h, N, d] keys and values."""
     read = split.ahead.get(layer) or split.decide(layer, query, key, value, scale)
     if read.gate_BhN is not None:
-        places = None if split.unpadded else split.visible_BN
-        gated = Seen(places, gate_BhK=read.gate_BhN, delay=split.delay)
+        gated = Seen(None if split.unpadded else split.visible_BN, gate_BhK=read.gate_BhN, delay=split.delay)
         out = causal_attention(query, key, value, gated, scale, ROW_BLOCK, dropout)
         return out.transpose(1, 2).contiguous()
     length, start = key.shape[2], key.shape[2] - query.shape[2]

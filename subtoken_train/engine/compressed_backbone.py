@@ -11,14 +11,13 @@ A pass is five stages, which stand in this file in their order:
 Legend: B batch, N positions before the reducer, M positions after it, D model width, V vocabulary, S value groups.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +30,7 @@ from subtoken_train.engine.prompt_pass import PromptPass, Rows, check_states, jo
 from subtoken_train.engine.second_pass import context_scores, one_budget
 from subtoken_train.engine.spans import Chunks, PromptObserver, RunningPass, run_span
 from subtoken_train.errors import refuse
-from subtoken_train.families.family import Family, check_reducer
+from subtoken_train.families.family import Family, check_calibration, check_served
 from subtoken_train.families.load import check_on_one_device
 from subtoken_train.functional.gather import on_device, take_rows
 from subtoken_train.functional.merging import joined_means
@@ -52,7 +51,8 @@ class CompressedBackbone(nn.Module):
 
     def __init__(self, family: Family, reducer: Reducer, bank: RouterBank | None = None) -> None:
         super().__init__()
-        check_reducer(reducer, family)
+        check_served(reducer, type(family), family.model.config)
+        check_calibration(reducer.calibrated, family)
         self.family, self.model, self.reducer, self.bank = family, family.model, reducer, bank
         self._detached = False
         routing, reads_text = self.active_routing, family.image_token_id is None
@@ -90,7 +90,7 @@ class CompressedBackbone(nn.Module):
         """First layer that sees a reduced set and routes; below it every token stays whole."""
         return self.reducer.cut_layer(self.family.shape.num_layers)
 
-    def train(self, mode: bool = True) -> CompressedBackbone:
+    def train(self, mode: bool = True) -> Self:
         """Switch to training or evaluation; training is refused where the backbone is spread over devices."""
         if mode:
             check_on_one_device(self.model, "training")
@@ -172,7 +172,8 @@ class CompressedBackbone(nn.Module):
         family, batch = self.family, run.batch
         reducer = self.reducer if run.acts and batch.pixel_values is not None else None
         tower = reducer if isinstance(reducer, TowerReducer) else None
-        states = family.visual_states(batch, None if tower is None else tower.statistics)
+        wanted = None if tower is None else tower.statistics
+        states = None if batch.pixel_values is None else family.visual_states(batch, wanted)
         states = on_device(states, batch.regions_BN.device)
         run.rows = Rows.whole(batch.regions_BN, family.positions(batch), family.deep_features(batch, states))
         if tower is None:

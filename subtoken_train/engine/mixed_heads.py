@@ -99,6 +99,5 @@ def mixed_hidden(family: Family, embeds_BND: Tensor, position: Tensor, mix: Head
     back = partial(setattr, decoder.config, "_attn_implementation", decoder.config._attn_implementation)
     with undoing(back), evaluation_mode(decoder):
         decoder.config._attn_implementation = NAME
-        hidden = family.run_layers(embeds_BND, mix.visible_BN, position, head_mix=mix)
-        normed: Tensor = decoder.norm(hidden)
+        normed: Tensor = decoder.norm(family.run_layers(embeds_BND, mix.visible_BN, position, head_mix=mix))
     return normed

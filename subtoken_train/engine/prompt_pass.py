@@ -3,11 +3,10 @@
 Legend: B batch, N positions before the reducer, M positions after it, D model width, V vocabulary, n layers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -48,14 +47,14 @@ class Rows:
     """Rows of one layer that others could see, once a window made some of them no entries, bool."""
 
     @classmethod
-    def whole(cls, regions_BN: Tensor, position: Tensor, deep_nBND: Tensor | None = None) -> Rows:
+    def whole(cls, regions_BN: Tensor, position: Tensor, deep_nBND: Tensor | None = None) -> Self:
         """Return the rows of an unreduced sequence."""
         visible_BN = regions_BN != Region.PADDING
         index_BN = torch.arange(visible_BN.shape[1], device=visible_BN.device).expand(visible_BN.shape)
         following = one_past(position, visible_BN)
         return cls(index_BN, visible_BN, position, count_positions(visible_BN), regions_BN, following, deep_nBND)
 
-    def take(self, keep_BM: Tensor, pad_left: bool, policy: PositionPolicy = "original") -> tuple[Rows, Tensor]:
+    def take(self, keep_BM: Tensor, pad_left: bool, policy: PositionPolicy = "original") -> "tuple[Rows, Tensor]":
         """Return the kept rows and the index that gathers others alike; ``renumber``: positions count anew."""
         index, valid = kept_index(keep_BM, pad_left)
         regions = take_rows(self.regions_BM, index).masked_fill(~valid, Region.PADDING)
@@ -74,7 +73,7 @@ class Rows:
         """True if no row is padding; read from the device once."""
         return bool(self.visible_BM.all())
 
-    def in_window(self, size: int | None) -> Rows:
+    def in_window(self, size: int | None) -> Self:
         """Return the rows as a layer with a window of ``size`` holds them (None: no window)."""
         if size is None:
             return self

@@ -111,8 +111,7 @@ def _token_ids(family: Family, piece: str | Opening, regions_BN: Tensor) -> list
         # a language model's prompt that is written in the template has a SYSTEM region, a raw one has none
         templated = not family.sees_images and tokenizer.chat_template and bool((regions_BN == Region.SYSTEM).any())
         piece = answer_opening(tokenizer) if templated else piece.otherwise
-    ids: list[int] = family.tokenizer(piece, add_special_tokens=False)["input_ids"]
-    return ids
+    return list(family.tokenizer(piece, add_special_tokens=False)["input_ids"])
 
 
 @torch.no_grad()

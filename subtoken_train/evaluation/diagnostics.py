@@ -346,8 +346,7 @@ def diagnose_eviction(
     """Return a row for every prompt and layer, after up to ``new_tokens`` generated ones."""
     rows = []
     for batch in batches:
-        layers = watch_generation(backbone, batch, compression, protocol, new_tokens)
-        for layer, watched in enumerate(layers):
+        for layer, watched in enumerate(watch_generation(backbone, batch, compression, protocol, new_tokens)):
             columns = [column.tolist() for column in layer_measures(watched)]
             rows += [PromptLayer(name, layer, *found) for name, *found in zip(batch.record_ids, *columns, strict=True)]
     if not any(row.generated_sparsity == row.generated_sparsity for row in rows):

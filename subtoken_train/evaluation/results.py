@@ -4,15 +4,13 @@
 a line) as batches finish. Scores are computed from the records, by the task's metric, whenever they are asked for.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from subtoken_train.documents import check_file_name, check_regular, parse_json, read_json
 from subtoken_train.errors import at_place, check_range, refuse
@@ -105,10 +103,9 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Write ``manifest.json`` into ``folder``, whole or not at all."""
-        content = {"schema": SCHEMA_VERSION, **asdict(self)}
-        write_whole(folder / MANIFEST_FILE, json.dumps(content, indent=2) + "\n")
+        write_whole(folder / MANIFEST_FILE, json.dumps({"schema": SCHEMA_VERSION, **asdict(self)}, indent=2) + "\n")
 
-    def joined(self, folder: Path) -> Manifest | None:
+    def joined(self, folder: Path) -> "Manifest | None":
         """Return the manifest that these answers join, if any; another arm (but for its anchor) or task is refused."""
         if not (folder / MANIFEST_FILE).is_file():
             return None
@@ -134,7 +131,7 @@ class Manifest:
         return {**facts, "task options": self.options, **settings}
 
     @classmethod
-    def read(cls, folder: Path) -> Manifest:
+    def read(cls, folder: Path) -> Self:
         """Read a folder's manifest; one that is missing or of another version is a ``ValueError``."""
         path = folder / MANIFEST_FILE
         try:
@@ -183,7 +180,7 @@ class SampleRecord(Measured):
         return text + "\n"
 
     @classmethod
-    def parse(cls, line: str | bytes, place: str) -> SampleRecord:
+    def parse(cls, line: str | bytes, place: str) -> Self:
         """Read ``line`` back; ``place`` is file and line, for the message."""
         with at_place(f"{place} is not a record of a sample (", ")"):
             content = parse_json(line, "line")

@@ -3,14 +3,12 @@
 They score; ``base.py`` (``Eviction.keep``) turns scores into what stays, ``budgets.py`` divides a budget.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from types import UnionType
 from typing import TYPE_CHECKING, Any, get_args
 
-from subtoken_train.errors import check_range, check_word, clipped, unknown_name
+from subtoken_train.errors import check_range, check_word, clipped, refuse, unknown_name
 from subtoken_train.registry import Registry
 from subtoken_train.typed import checked
 from subtoken_train.view.method import hint_of
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
     from subtoken_train.evictions.base import Eviction, Wrapper
 
 
-EVICTIONS: Registry[Eviction] = Registry(
+EVICTIONS: "Registry[Eviction]" = Registry(
     "eviction method",
     group="subtoken_train.evictions",
     package=__name__,
@@ -63,7 +61,7 @@ EVICTIONS: Registry[Eviction] = Registry(
     },
 )
 
-WRAPPERS: Registry[Wrapper] = Registry(
+WRAPPERS: "Registry[Wrapper]" = Registry(
     "eviction wrapper",
     group="subtoken_train.eviction_wrappers",
     package=__name__,
@@ -83,7 +81,7 @@ WRAPPERS: Registry[Wrapper] = Registry(
 LARGEST = 2**31 - 1  # whole number among settings; no prompt has as many entries
 
 
-def build_eviction(notation: str, **options: Any) -> Eviction:
+def build_eviction(notation: str, **options: Any) -> "Eviction":
     """Build an eviction, or wrappers around one (``ada(critical(expected_attention))``), with some settings changed."""
     names = known_names(notation)
     given: dict[str, dict[str, Any]] = {name: {} for name in names}
@@ -116,8 +114,7 @@ def known_names(notation: str) -> tuple[str, ...]:
     *around, inner = names = notation_names(notation)
     for name in around:
         check_word("eviction wrapper", name, WRAPPERS)
-    if inner in WRAPPERS:
-        raise ValueError(f"eviction {notation!r}: {inner} goes around a method; write {inner}(snapkv)")
+    refuse((inner in WRAPPERS, f"eviction {notation!r}: {inner} goes around a method; write {inner}(snapkv)"))
     if inner not in EVICTIONS:
         raise unknown_name("eviction method", inner, EVICTIONS if around else [*EVICTIONS, *WRAPPERS])
     return names
@@ -152,7 +149,7 @@ def _owner(notation: str, names: tuple[str, ...], option: str) -> tuple[str, str
     return holders[0], option
 
 
-def check_online(method: Eviction | None, every: object, tokens: int | None) -> None:
+def check_online(method: "Eviction | None", every: object, tokens: int | None) -> None:
     """Raise a worded ``ValueError`` unless a method can evict again after ``every`` of its budget's ``tokens``."""
     if every is None:
         return

@@ -128,8 +128,7 @@ def counts_of_pool(scores: list[Tensor], candidates: Candidates, pool: Pool, low
 def protected_first(scores: Scores) -> Tensor:
     """Return the scores by which a pool counts, [B, h, N] in fp32: infinite where a method protects an entry."""
     limits = torch.finfo(torch.float32)
-    finite_BhN = scores.scores_BhN.float().clamp(limits.min, limits.max)
-    return finite_BhN.masked_fill(scores.protected_BN[:, None], torch.inf)
+    return scores.scores_BhN.float().clamp(limits.min, limits.max).masked_fill(scores.protected_BN[:, None], torch.inf)
 
 
 def score_curves(scores: list[Tensor], candidates: Candidates) -> list[Tensor]:

@@ -172,11 +172,7 @@ def lag_spread(states_hPWd: Tensor) -> Tensor:
     relative = ((states_hPWd[:, :-1] - low) / span).masked_fill(~told, 0.0)
     count = told.sum(-1)
     mean = (relative.sum(-1) / count.clamp(min=1))[..., None]
-    variance = ((relative - mean).square() * told).sum(-1) / (count - 1).clamp(min=1)
-    return variance.sqrt()
-
-
-Leverage = Literal["product", "mean", "key", "value"]
+    return (((relative - mean).square() * told).sum(-1) / (count - 1).clamp(min=1)).sqrt()
 
 
 @dataclass(frozen=True)
@@ -197,7 +193,7 @@ class CUR(Eviction):
     needs: ClassVar[frozenset[Need]] = frozenset({"values"})
 
     sinks: int = setting(4)
-    leverage: Leverage = "product"
+    leverage: Literal["product", "mean", "key", "value"] = "product"
     local: int = setting(16)
 
     def score(self, view: View) -> Scores:
@@ -226,15 +222,13 @@ JITTER, TRIES, NEIGHBOURS = 1e-2, 8, 3
 
 def gaussian_sketch(heads: int, width: int, sketch_width: int, seed: int) -> Tensor:
     """Draw normal numbers of variance 1 / k, [h, d, k] in fp32; the CPU draws, so a seed gives the same anywhere."""
-    generator = torch.Generator().manual_seed(seed)
-    drawn_hdk: Tensor = torch.randn(heads, width, sketch_width, generator=generator)
+    drawn_hdk: Tensor = torch.randn(heads, width, sketch_width, generator=torch.Generator().manual_seed(seed))
     return drawn_hdk / math.sqrt(sketch_width)
 
 
 def leverage_scores(vectors_hNd: Tensor, sketch_hdk: Tensor) -> Tensor:
     """Return each vector's leverage in its head, [h, N] in fp32: diag(X (X^T X + jitter)^-1 X^T), 0 or more."""
-    centred_hNd = vectors_hNd.float() - vectors_hNd.float().mean(1, keepdim=True)
-    x_hNk = centred_hNd @ sketch_hdk
+    x_hNk = (vectors_hNd.float() - vectors_hNd.float().mean(1, keepdim=True)) @ sketch_hdk
     gram_hkk = x_hNk.transpose(-1, -2) @ x_hNk
     identity_kk = torch.eye(gram_hkk.shape[-1], device=gram_hkk.device)
     for attempt in range(TRIES):
@@ -244,16 +238,14 @@ def leverage_scores(vectors_hNd: Tensor, sketch_hdk: Tensor) -> Tensor:
     else:
         raise AssertionError("vectors without a Cholesky factor")
     # |L^-1 x|^2 is x^T G^-1 x
-    half_hkN = torch.linalg.solve_triangular(factor_hkk, x_hNk.transpose(-1, -2), upper=False)
-    scores_hN: Tensor = half_hkN.square().sum(1)
+    scores_hN: Tensor = torch.linalg.solve_triangular(factor_hkk, x_hNk.transpose(-1, -2), upper=False).square().sum(1)
     return scores_hN
 
 
 def standardised(values: Tensor) -> Tensor:
     """Subtract the mean and divide by the (unbiased) deviation of all numbers together; 0 where all are equal."""
     centred = values - values.mean()
-    deviation = (centred.square().sum() / max(values.numel() - 1, 1)).sqrt()
-    return centred / deviation.clamp(min=1e-6)
+    return centred / (centred.square().sum() / max(values.numel() - 1, 1)).sqrt().clamp(min=1e-6)
 
 
 @dataclass(frozen=True)
@@ -318,8 +310,7 @@ class Compactor(Eviction):
         query_Hnd, key_hnd, value_hnd = (
             each[sample].index_select(1, rows_n).float() for each in (view.query_BHNd, view.key_BhNd, view.value_BhNd)
         )
-        scale = view.scale if self.scaled else 1.0
-        sums_Hn = chunk_attention_sums(query_Hnd, key_hnd, self.chunk, scale, self.masked)
+        sums_Hn = chunk_attention_sums(query_Hnd, key_hnd, self.chunk, view.scale if self.scaled else 1.0, self.masked)
         scores_hn = over_groups(sums_Hn[None], len(key_hnd))[0] * value_hnd.norm(dim=-1)
         return F.avg_pool1d(scores_hn[None], NEIGHBOURS, stride=1, padding=NEIGHBOURS // 2)[0]
 

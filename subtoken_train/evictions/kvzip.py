@@ -5,14 +5,12 @@ R rows while tokens are decoded, D model width, W width between the layers of a 
 key heads of a row, L layers.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -33,8 +31,6 @@ FIRST = "\n\nRepeat the previous context exactly."
 LATER = "\n\nRepeat the part of the previous context exactly, starting with"
 ANSWER = Opening("\n")
 HINT = 8  # last tokens of the chunk before that a later sentence names
-
-Level = Literal["token", "head"]
 
 
 class PooledBudget(Eviction):
@@ -77,7 +73,7 @@ class KVzip(PooledBudget):
 
     chunk: int = setting(2048, 1)
     sinks: int = setting(4)
-    level: Level = "token"
+    level: Literal["token", "head"] = "token"
     pool: Pool = "global"
     lower_bound: int = setting(1)
 
@@ -90,8 +86,7 @@ class KVzip(PooledBudget):
 
     def score(self, view: View) -> Scores:
         outside_BN = view.entries_BN & ~repeated_context(view.regions_BN)
-        scores_BhN = outside_BN[:, None].float().expand(-1, view.key_BhNd.shape[1], -1)
-        return Scores(scores_BhN, torch.zeros_like(outside_BN))
+        return Scores(outside_BN[:, None].float().expand(-1, view.key_BhNd.shape[1], -1), torch.zeros_like(outside_BN))
 
     def second_pass(self, regions_BN: Tensor) -> Tensor:
         return torch.ones_like(regions_BN[:, 0], dtype=torch.bool)
@@ -183,12 +178,11 @@ class TokenScorers(CalibratedNumbers):
         check_range("width", self.width, 1, WIDEST)
         check_range("heads", self.heads, 1, WIDEST)
         check_range("hidden", self.hidden, 0, WIDEST)
-        if not self.layers:
-            raise ValueError("layers must hold a net for every layer")
+        refuse((not self.layers, "layers must hold a net for every layer"))
         _ = self.nets
 
     @classmethod
-    def of(cls, nets: Sequence[Sequence[Tensor]]) -> TokenScorers:
+    def of(cls, nets: Sequence[Sequence[Tensor]]) -> Self:
         """Return the nets of all layers, each given as the tensors that ``layers`` names."""
         first = nets[0]
         written = []
@@ -229,8 +223,7 @@ def _tensors(place: str, text: str, shapes: Sequence[tuple[int, ...]]) -> list[T
     if len(held) != 4 * sum(sizes):
         raise ValueError(f"{place} has {len(held):,} bytes; a net of these widths has {4 * sum(sizes):,}")
     flat = torch.from_numpy(np.frombuffer(held, "<f4").astype(np.float32))
-    if not bool(flat.isfinite().all()):
-        raise ValueError(f"{place} holds NaN or infinity")
+    refuse((not bool(flat.isfinite().all()), f"{place} holds NaN or infinity"))
     return [part.view(shape) for part, shape in zip(flat.split_with_sizes(sizes), shapes, strict=True)]
 
 

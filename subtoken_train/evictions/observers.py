@@ -92,6 +92,4 @@ def window_rows(view: View, window: float) -> tuple[Tensor, Tensor]:
 
 def window_length(view: View, window: float) -> int | Tensor:
     """Return a window's length in a layer: the number itself, or [B, 1], the share of the budget, 1 at least."""
-    if isinstance(window, int):
-        return window
-    return share_of(view.budget(), window).clamp(min=1)[:, None]
+    return window if isinstance(window, int) else share_of(view.budget(), window).clamp(min=1)[:, None]

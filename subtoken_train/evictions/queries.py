@@ -74,8 +74,7 @@ class Finch(Eviction):
         weight_BN = view.entries_BN.cumsum(-1).float() if self.normalise else None
         sums_BHN = view.received(asking_BN, weight_BN=weight_BN, among=task_rows)
         sums_BHN = sums_BHN / asking_BN.sum(-1).clamp(min=1)[:, None, None]
-        scores_BhN = over_groups(sums_BHN, view.key_BhNd.shape[1])
-        return Scores(scores_BhN.masked_fill(asking_BN[:, None], 0.0), asking_BN)
+        return Scores(over_groups(sums_BHN, view.key_BhNd.shape[1]).masked_fill(asking_BN[:, None], 0.0), asking_BN)
 
 
 @dataclass(frozen=True)
@@ -178,8 +177,7 @@ class QFilter(Eviction):
         else:
             direction_hd = torch.tensor(self.calibrated.numbers.direction[view.layer]).to(key_BhNd)
             direction_Bhd = direction_hd.expand(len(key_BhNd), -1, -1)
-        scores_BhN = (key_BhNd * direction_Bhd[:, :, None]).sum(-1)
-        return Scores(scores_BhN, torch.zeros_like(view.entries_BN))
+        return Scores((key_BhNd * direction_Bhd[:, :, None]).sum(-1), torch.zeros_like(view.entries_BN))
 
 
 def query_moments(query_BHNd: Tensor, rows_BN: Tensor) -> tuple[Tensor, Tensor]:
@@ -348,8 +346,7 @@ class TriAttention(Eviction):
 
     def score(self, view: View) -> Scores:
         numbers, key_BhNd, entries_B1N = self.read_numbers(), view.key_BhNd.float(), view.entries_BN[:, None]
-        distance_D = 2 ** torch.arange(DISTANCES, device=key_BhNd.device)
-        rotation = view.rotate(view.next_position + distance_D).mean()
+        rotation = view.rotate(view.next_position + (2 ** torch.arange(DISTANCES, device=key_BhNd.device))).mean()
         samples = len(key_BhNd) // view.heads
 
         def of_rows(table_Hd: list[list[float]]) -> Tensor:

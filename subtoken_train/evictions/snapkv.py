@@ -88,9 +88,6 @@ class SnapKV(Windowed):
         return Scores(scores, window_BN)
 
 
-Convention = Literal["exact", "original", "kvpress"]
-
-
 @dataclass(frozen=True)
 class PyramidKV(SnapKV):
     """PyramidKV (Cai et al., 2024): SnapKV's scores, with more entries in lower layers and fewer in higher ones.
@@ -112,14 +109,13 @@ class PyramidKV(SnapKV):
     absolute: ClassVar[Scale | None] = None
 
     beta: int = setting(20, 1)
-    budgets: Convention = "exact"
+    budgets: Literal["exact", "original", "kvpress"] = "exact"
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         window_LB = protected_counts(scores, candidates)
         # on the CPU: few numbers, float64, and whole-number division
         budget_LB, entries_LB = candidates.budget_LB.cpu(), competing_counts(candidates).cpu()
-        count_LB = PYRAMIDS[self.budgets](budget_LB, entries_LB, window_LB.cpu(), self.beta)
-        return count_LB.to(window_LB.device)
+        return PYRAMIDS[self.budgets](budget_LB, entries_LB, window_LB.cpu(), self.beta).to(window_LB.device)
 
 
 def exact_pyramid(budget_LB: Tensor, entries_LB: Tensor, window_LB: Tensor, beta: int) -> Tensor:
@@ -292,8 +288,7 @@ class HeadKV(SnapKV):
             for each in (head_LRc, *(each[..., None].expand(head_LRc.shape) for each in of_rows))
         )
         count_TB = head_budgets(score_TB, self.floor, *of_heads)
-        count_LRc = count_TB.view(len(head_LRc), shape[2], -1).mT.reshape(head_LRc.shape)
-        return count_LRc.to(candidates.budget_LB.device)
+        return count_TB.view(len(head_LRc), shape[2], -1).mT.reshape(head_LRc.shape).to(candidates.budget_LB.device)
 
 
 def head_budgets(score_TB: Tensor, floor: float, budget_TB: Tensor, window_TB: Tensor, most_TB: Tensor) -> Tensor:
@@ -370,8 +365,7 @@ def window_attention(view: View, index_BW: Tensor, before_BN: Tensor) -> Tensor:
     logits = logits.view(batch, kv_heads, -1, index_BW.shape[1], length)
     least = torch.finfo(torch.float32).min
     paid_BhWN = logits.amax(2).masked_fill(~before_BN[:, None, None], least).softmax(-1) * seen_BW[:, None, :, None]
-    mean_BhN = paid_BhWN.sum(2) / seen_BW.sum(-1).clamp(min=1)[:, None, None]
-    return mean_BhN.masked_fill(~before_BN[:, None], 0.0)
+    return (paid_BhWN.sum(2) / seen_BW.sum(-1).clamp(min=1)[:, None, None]).masked_fill(~before_BN[:, None], 0.0)
 
 
 def redundancy(key_BhNd: Tensor, entries_BN: Tensor, alike: float) -> Tensor:

@@ -7,13 +7,11 @@ promised: they are measured. ``subtoken-train calibrate threshold`` finds the th
 Legend: B batch, N rows of a layer, h key-value heads, L layers.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -71,7 +69,7 @@ class Threshold:
         check_range("window of an eviction_keep threshold", self.window, 0, MAX_TOKENS)
 
     @classmethod
-    def read(cls, path: str) -> Threshold:
+    def read(cls, path: str) -> Self:
         """Read a file of ``subtoken-train calibrate threshold``."""
         made = read_calibration(path, "threshold", ThresholdRecord)
         return cls(made.numbers.threshold, made.numbers.window, made)
@@ -137,14 +135,14 @@ class Older:
     safe: Tensor
 
     @classmethod
-    def of(cls, kept_BhN: Tensor, scores: Scores, competes_BN: Tensor, recent_BN: Tensor) -> Older:
+    def of(cls, kept_BhN: Tensor, scores: Scores, competes_BN: Tensor, recent_BN: Tensor) -> Self:
         """Count in one layer."""
         safe_BN = competes_BN & (recent_BN | scores.protected_BN)
         older_BN, heads = competes_BN & ~safe_BN, kept_BhN.shape[1]
         kept = (kept_BhN & older_BN[:, None]).sum((1, 2))
         return cls(older_BN.sum(-1) * heads, kept, safe_BN.sum(-1) * heads)
 
-    def __add__(self, other: Older) -> Older:
+    def __add__(self, other: "Older") -> "Older":
         return Older(self.among + other.among, self.kept + other.kept, self.safe + other.safe)
 
     def check(self, threshold: Threshold, names: list[str]) -> None:

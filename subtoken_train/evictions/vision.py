@@ -19,7 +19,6 @@ from subtoken_train.view.method import by_settings, setting
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import Need, Rule, View
 
-AirWindow = Literal["elite", "last", "text", "visual"]
 AirBudgets = Literal["both", "strength", "skewness", "uniform", "pyramid"]
 
 
@@ -49,7 +48,7 @@ class AirCache(Eviction):
     needs_image: ClassVar[bool] = True
 
     alpha: float = setting(0.9, 0, 1)
-    window: AirWindow = "elite"
+    window: Literal["elite", "last", "text", "visual"] = "elite"
     window_size: int = setting(32, 1)
     budgets: AirBudgets = "both"
 
@@ -115,10 +114,6 @@ def _over_mean(value_LB: Tensor) -> Tensor:
     return torch.where(mean_1B > 0, value_LB / mean_1B.masked_fill(mean_1B <= 0, 1.0), 1.0)
 
 
-VisionWindow = Literal["post_vision", "last"]
-VisionBudgets = Literal["sparsity", "uniform", "pyramid"]
-
-
 @dataclass(frozen=True)
 class VLCache(Eviction):
     """VL-Cache: entries stay by the attention of the text after the image; layers with denser attention keep more.
@@ -145,9 +140,9 @@ class VLCache(Eviction):
     threshold: float = setting(0.01, 1e-9, 1)
     least: float = setting(0.01, 0, 1)
     recent: float = setting(0.1, 0, 1)
-    window: VisionWindow = "post_vision"
+    window: Literal["post_vision", "last"] = "post_vision"
     window_size: int = setting(50, 1)
-    budgets: VisionBudgets = "sparsity"
+    budgets: Literal["sparsity", "uniform", "pyramid"] = "sparsity"
 
     def score(self, view: View) -> Scores:
         last = self.window == "last"
@@ -187,7 +182,6 @@ def post_vision_statistics(blocks: Iterable[Any], entries_BN: Tensor, threshold:
     return sums_BHN, passed_BH / seen_B[:, None].clamp(min=1)
 
 
-TextBudgets = Literal["TV", "VV", "TT", "uniform"]
 Importance = Literal["TV+TT", "VV+TT", "window", "self"]
 First = Literal["text", "vision", "score"]
 TEXT_BONUS, FIRST, LAST = 100.0, 4, 1  # of the released code: for text, and entries that it always keeps
@@ -221,7 +215,7 @@ class TGVKV(Eviction):
     needs_image: ClassVar[bool] = True
 
     released: bool = False
-    budgets: TextBudgets = "TV"
+    budgets: Literal["TV", "VV", "TT", "uniform"] = "TV"
     importance: Importance = "TV+TT"
     window_size: int = setting(32, 1)
     first: First = "text"

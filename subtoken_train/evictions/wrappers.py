@@ -60,8 +60,7 @@ class PerLayer(Wrapper):
         object.__setattr__(self, "shares", tuple(self.shares))
         for share in checked(list[float], list(self.shares), "per_layer shares"):
             check_range("per_layer shares", share, 0, MOST)
-        if not any(self.shares):
-            raise ValueError("per_layer shares are all 0; a layer must get something")
+        refuse((not any(self.shares), "per_layer shares are all 0; a layer must get something"))
 
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
         unlike = f"per_layer has {len(self.shares)} shares and the backbone {num_layers} layers; give one each"
@@ -70,8 +69,7 @@ class PerLayer(Wrapper):
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         weight_LB = torch.tensor(self.shares, dtype=torch.float64)[:, None] * candidates.budget_LB.cpu()
-        given_LB = divided(weight_LB, candidates)
-        return self.base.counts(scores, replace(candidates, budget_LB=given_LB, exact_LB=None))
+        return self.base.counts(scores, replace(candidates, budget_LB=divided(weight_LB, candidates), exact_LB=None))
 
 
 @dataclass(frozen=True)
@@ -241,8 +239,7 @@ class CriticalKV(Wrapper):
 def two_stages(scores_BhN: Tensor, first_BhN: Tensor, norm_BhN: Tensor, epsilon: float) -> Tensor:
     """Multiply score + epsilon by the norm, finite, fp32; marked entries rise above all others of their head."""
     finite = torch.finfo(torch.float32).max
-    second = (scores_BhN.float().clamp(-finite, finite) + epsilon) * norm_BhN
-    second = second.clamp(-FINITE, FINITE)
+    second = ((scores_BhN.float().clamp(-finite, finite) + epsilon) * norm_BhN).clamp(-FINITE, FINITE)
     lift_Bh1 = 2 * (second.amax(-1, keepdim=True) - second.amin(-1, keepdim=True)) + 1
     return torch.where(first_BhN, second + lift_Bh1, second)
 
@@ -257,9 +254,6 @@ def projected_norm(value_BhNd: Tensor, weight_DHd: Tensor) -> Tensor:
         norms = [(value[:, i // group] @ weight_dD).abs().sum(-1) for i, weight_dD in enumerate(weight_HdD)]
         blocks.append(torch.stack(norms, 1).view(batch, heads, group, -1).mean(2))
     return torch.cat(blocks, -1)
-
-
-Safeguard = Literal["floor", "blend"]
 
 
 @dataclass(frozen=True)
@@ -285,7 +279,7 @@ class Ada(Wrapper):
     heads_differ: ClassVar[bool] = True
 
     alpha: float = setting(0.2, 0, 1)
-    safeguard: Safeguard = "floor"
+    safeguard: Literal["floor", "blend"] = "floor"
     normalise: bool = False
 
     def __post_init__(self) -> None:

@@ -1,7 +1,5 @@
 """Backbone families, a file each with all that is known of it; loading, quantisation and LoRA."""
 
-from __future__ import annotations
-
 import logging
 from typing import TYPE_CHECKING
 
@@ -15,7 +13,7 @@ if TYPE_CHECKING:
 _backend_log = logging.getLogger("bitsandbytes.backends.cpu.ops")
 _backend_log.addFilter(lambda record: "from kernels-community" not in record.getMessage())
 
-FAMILIES: Registry[Family] = Registry(
+FAMILIES: "Registry[Family]" = Registry(
     "backbone family (model_type)",
     group="subtoken_train.families",
     package=__name__,

@@ -23,7 +23,7 @@ from transformers import modeling_gguf_pytorch_utils as converter
 from transformers.integrations.gguf import GGUF_CONFIG_ARCHS, read_gguf_metadata
 
 from subtoken_train.documents import check_file_name, check_regular, read_json, real_path
-from subtoken_train.errors import MAX_TOKENS, check_package, check_range
+from subtoken_train.errors import MAX_TOKENS, check_package, check_range, refuse
 from subtoken_train.families.backbone_config import nowhere
 from subtoken_train.forks import undoing
 from subtoken_train.typed import checked, shown
@@ -49,8 +49,7 @@ def read_headers(folder: Path) -> dict[str, Tensor]:
         if twice := found.keys() & kinds.keys():
             raise ValueError(f"{path.name} holds {sorted(twice)[0][:120]}, which is in another file too")
         for name, (shape, dtype) in kinds.items():
-            if dtype not in _DTYPES:
-                raise ValueError(f"{path.name}: tensor {name[:120]} is of type {dtype}, which is not read")
+            refuse((dtype not in _DTYPES, f"{path.name}: tensor {name[:120]} is of type {dtype}, which is not read"))
             found[name] = torch.empty(shape, dtype=_DTYPES[dtype], device="meta")
     return found
 
@@ -60,8 +59,7 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if (folder / INDEX).is_file():
-        index = read_json(folder / INDEX)
-        return [folder / name for name in sorted(set(map(str, index["weight_map"].values())))]
+        return [folder / name for name in sorted(set(map(str, read_json(folder / INDEX)["weight_map"].values())))]
     if pickles := sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern)):
         raise ValueError(f"{pickles[0]} is a pickle, which may hold code and is not read; use the model in safetensors")
     raise ValueError(f"there is no {WEIGHTS} in it; the download is incomplete")
@@ -74,8 +72,7 @@ def read_kinds(path: Path) -> dict[str, tuple[list[int], str]]:
         begin = file.read(8)
     length = struct.unpack("<Q", begin)[0] if len(begin) == 8 else size
     broken = f"{path} is not a whole safetensors file (truncated download?)"
-    if not 2 <= length <= min(size - 8, MAX_HEADER):
-        raise ValueError(f"{broken}: a header of {length:,} in {size:,} bytes")
+    refuse((not 2 <= length <= min(size - 8, MAX_HEADER), f"{broken}: a header of {length:,} in {size:,} bytes"))
     try:
         with safe_open(path, "pt") as file:
             slices = {name: file.get_slice(name) for name in list(file.keys())}

@@ -82,8 +82,7 @@ def rendered_prompt(tokenizer: Any, messages: Sequence[Message], **variables: An
     asked = Asked(said[-1][1] if said else 0, start, end)
     system_end = _system_end(shown, places, late=start)
     written = text if options["add_generation_prompt"] else text[: places[-1][1]]
-    told = places[0] if messages[0]["role"] == "system" else (0, 0)
-    return RenderedPrompt(written, [], "", system_end, asked, told)
+    return RenderedPrompt(written, [], "", system_end, asked, places[0] if messages[0]["role"] == "system" else (0, 0))
 
 
 def answer_opening(tokenizer: Any) -> str:
@@ -191,8 +190,7 @@ def _forms(tokenizer: Any, content: str) -> list[tuple[int, int]]:
 @lru_cache(maxsize=8)
 def _tags(template: str) -> tuple[str, ...]:
     named = (node.value for node in _parsed(template).find_all(nodes.Const))
-    words = {word.strip() for word in named if isinstance(word, str)}
-    return tuple(sorted(filter(_TAG.fullmatch, words)))
+    return tuple(sorted(filter(_TAG.fullmatch, {word.strip() for word in named if isinstance(word, str)})))
 
 
 def _parsed(template: str) -> nodes.Template:
@@ -221,8 +219,7 @@ def _tried(
     for number, (begin, end) in chosen.items():
         match found.get((_BEGIN, str(number))), found.get((_END, str(number))):
             case [start], [stop]:
-                same = text[start:stop] == messages[number]["content"][begin:end]
-                if same or messages[number]["role"] == "system":
+                if text[start:stop] == messages[number]["content"][begin:end] or messages[number]["role"] == "system":
                     places[number] = start, stop
     return places
 

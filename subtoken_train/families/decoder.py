@@ -320,8 +320,7 @@ def _windowed(
 ) -> Tensor | Seen | None:
     """Return a layer's mask, bool [B, 1, N, N]; full if every row is in every window; ``in_blocks``: its parts."""
     visible_BN = visible_BN.bool()
-    last = torch.iinfo(position_BN.dtype).max
-    first_B = position_BN.masked_fill(~visible_BN, last).amin(-1)
+    first_B = position_BN.masked_fill(~visible_BN, torch.iinfo(position_BN.dtype).max).amin(-1)
     extent_B = position_BN.masked_fill(~visible_BN, 0).amax(-1) - first_B + 1
     if size is None or bool((extent_B < size).all()):
         return full

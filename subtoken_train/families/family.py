@@ -203,8 +203,8 @@ class Family(DecoderStack, ABC):
         return {"pixel_values": pixels}
 
     @abstractmethod
-    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
-        """Return the tower's output for every image, without gradient, and statistics of a kind for a tower reducer."""
+    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates:
+        """Return the tower's output for every image (there is one), without gradient, and a kind of statistics."""
 
     @classmethod
     def tower_statistics(cls, config: Any) -> frozenset[TowerStatistics]:
@@ -249,7 +249,8 @@ class Family(DecoderStack, ABC):
     @torch.no_grad()
     def embed(self, batch: Batch, states: VisualStates | None = None) -> Tensor:
         """Return input embeddings [B, N, D] with the visual features in place; ``states`` if the tower already ran."""
-        states = self.visual_states(batch) if states is None else states
+        if states is None and batch.pixel_values is not None:
+            states = self.visual_states(batch)
         return self.place(batch, None if states is None else self.project(torch.cat(states.tokens)))
 
     def deep_features(self, batch: Batch, states: VisualStates | None) -> Tensor | None:
@@ -309,9 +310,3 @@ def check_served(reducer: Reducer, family: type[Family], config: Any) -> None:
     if reducer.reads_frames and not family.tells_frames:
         why = "does not tell the frames of a video from images" if family.takes_videos else "takes no videos"
         raise ValueError(f"reducer {reducer.name!r} chooses among the frames of videos, and {family.name} {why}")
-
-
-def check_reducer(reducer: Reducer, family: Family) -> None:
-    """Raise ``ValueError`` if a reducer does not fit a backbone, or its calibration is another one's."""
-    check_served(reducer, type(family), family.model.config)
-    check_calibration(reducer.calibrated, family)

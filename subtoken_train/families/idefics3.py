@@ -125,10 +125,9 @@ class Idefics3Family(MergedTilesFamily):
         return {"pixel_values": padded_tiles(pixels, tiles_B.tolist())}
 
     @torch.no_grad()
-    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
+    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates:
         """Return every tile's merged patches, an entry per tile; statistics are the last layer's (``towers``)."""
-        if batch.pixel_values is None:
-            return None
+        assert batch.pixel_values is not None
         tower, pixels = self.model.model.vision_model, batch.pixel_values.to(self.model.dtype)
         if statistics is None:
             return VisualStates(list(self.merged(tower(pixels).last_hidden_state)))

@@ -90,18 +90,16 @@ class InternVLFamily(MergedTilesFamily):
             for odd in (run for of_sample in runs for run in of_sample if run % self.tile_tokens):
                 self.check_count(-(-odd // self.tile_tokens), odd)
             self.check_count(len(pixels), sum(map(sum, runs)))
-        counts = torch.tensor([len(of_sample) for of_sample in runs], device=visual_BN.device)
-        return GivenImages(pixels, None, counts)
+        return GivenImages(pixels, None, torch.tensor([len(of_sample) for of_sample in runs], device=visual_BN.device))
 
     @classmethod
     def tower_statistics(cls, config: Any) -> frozenset[TowerStatistics]:
         return frozenset({"received", "class", "unsplit"})
 
     @torch.no_grad()
-    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
+    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates:
         """Return every tile's merged patches (no class token), an entry per tile; statistics are the last layer's."""
-        if batch.pixel_values is None:
-            return None
+        assert batch.pixel_values is not None
         tower, pixels = self.model.model.vision_tower, batch.pixel_values.to(self.model.dtype)
         last = tower.encoder.layer[-1]
         hidden_INc, (seen_INc, *_), _ = with_inputs(last, lambda: tower(pixels).last_hidden_state)

@@ -76,8 +76,7 @@ def hidden_specials(tokenizer: Any, text: str, kept: Sequence[str] = ()) -> str:
     text = specials.pattern.sub(
         lambda found: found[0] if found[0] in kept else _stand_ins(found[0], specials.far), text
     )
-    longest = min(len(text), specials.longest - 1)
-    for size in range(longest, 0, -1):
+    for size in range(min(len(text), specials.longest - 1), 0, -1):
         if text[-size:] in specials.beginnings:
             text = text[:-size] + _stand_ins(text[-size:], specials.far)
         if text[:size] in specials.endings:

@@ -72,10 +72,9 @@ class LlavaFamily(Family):
         return frozenset({"received", "class", "unsplit"} if drops_cls else ())
 
     @torch.no_grad()
-    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
+    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates:
         """Return CLIP's hidden states; statistics are from the layer that made them, ``unsplit`` ones from the last."""
-        if batch.pixel_values is None:
-            return None
+        assert batch.pixel_values is not None
         config, tower = self.model.config, self.model.model.vision_tower
         states = tower(batch.pixel_values.to(self.model.dtype), output_hidden_states=True).hidden_states
         chosen = config.vision_feature_layer
@@ -163,11 +162,9 @@ class LlavaNextFamily(LlavaFamily):
         return self.layout.tiles(self.nominal_image) * super().image_bytes()
 
     @torch.no_grad()
-    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
+    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates:
         """Return CLIP's hidden states in the order of placeholders; one channel more is 0 at patches, 1 at newlines."""
         states = super().visual_states(batch, statistics)
-        if states is None:
-            return None
         assert batch.image_grid_I3 is not None
         layouts = batch.image_grid_I3.tolist()
         counts = [tiles for tiles, _, _ in layouts]
@@ -192,8 +189,7 @@ class LlavaNextFamily(LlavaFamily):
     def project(self, states_TC: Tensor) -> Tensor:
         """Apply the multi-modal projector to patches; newlines become the newline embedding."""
         features_TD = super().project(states_TC[:, :-1].contiguous())
-        newline_D = self.model.model.image_newline.to(features_TD)
-        return torch.where(states_TC[:, -1:].bool(), newline_D, features_TD)
+        return torch.where(states_TC[:, -1:].bool(), self.model.model.image_newline.to(features_TD), features_TD)
 
     def _check_tiles(self, pixels: Tensor, layouts_I3: Tensor) -> None:
         side, rows = self.layout.side, layouts_I3.tolist()

@@ -51,7 +51,7 @@ class LlavaOnevisionFamily(Family):
         self.layout = TileLayout.of(config, int(config.vision_aspect_ratio.removeprefix("anyres_max_")))
 
     def is_visual(self, ids: Tensor) -> Tensor:
-        return (ids == self.image_token_id) | self._is_video(ids)
+        return (ids == self.image_token_id) | torch.eq(ids, self.model.config.video_token_id)
 
     def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
         """Count one image's patches and newlines; among several images, its whole and one newline."""
@@ -84,7 +84,7 @@ class LlavaOnevisionFamily(Family):
         Images are padded to the largest one's tiles ([images, tiles, 3, side, side], with ``image_sizes``), counted by
         ``batch_num_images`` (missing: one); videos of equal length are stacked ([videos, frames, 3, side, side]).
         """
-        kind_BN = visual_BN * (1 + self._is_video(given["input_ids"]).long())
+        kind_BN = visual_BN * (1 + (given["input_ids"] == self.model.config.video_token_id).long())
         pictures = {IMAGE: _images(given, self.layout), VIDEO: _videos(given, self.layout)}
         tokens = {kind: [self.visual_rows(row) for row in rows] for kind, (_, rows) in pictures.items()}
         samples = ordered_pictures(kind_BN, tokens)
@@ -120,10 +120,9 @@ class LlavaOnevisionFamily(Family):
         return tower_peak(pixel_bytes, self.shape.element_bytes, self.layout.side, live)
 
     @torch.no_grad()
-    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
+    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates:
         """Return projected features with newlines; statistics of the layer that made them are packed as they are."""
-        if batch.pixel_values is None:
-            return None
+        assert batch.pixel_values is not None
         assert batch.image_grid_I3 is not None
         model, chosen = self.model.model, self.model.config.vision_feature_layer
         layers = [chosen] if isinstance(chosen, int) else list(chosen)
@@ -141,10 +140,6 @@ class LlavaOnevisionFamily(Family):
 
     def project(self, states_TC: Tensor) -> Tensor:
         return states_TC  # they are projected before they are resampled
-
-    def _is_video(self, ids: Tensor) -> Tensor:
-        found: Tensor = ids == self.model.config.video_token_id
-        return found
 
     def visual_rows(self, row: Sequence[int]) -> int:
         """Count the visual tokens of a picture, by its row of ``image_grid_I3``."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from subtoken_train.errors import check_package, check_range
 from subtoken_train.families.decoder import FUSED, QV
 from subtoken_train.families.family import Family
-from subtoken_train.functional.quantized import dense_weight, is_quantised
+from subtoken_train.functional.quantized import dense_weight
 from subtoken_train.types import Quantization
 
 MAIN_ADAPTER = "default"
@@ -118,19 +118,14 @@ def prepare_quantised(model: nn.Module, decoder: nn.Module) -> None:
     inside = {module for module in decoder.modules() if isinstance(module, nn.Linear)}
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            assert is_quantised(module.weight) == (module in inside)
+            assert (module.weight.dtype in (torch.uint8, torch.int8)) == (module in inside)
     for module in inside:
         if module.weight.dtype == torch.int8:
-            setattr(module, "forward", partial(_frozen_product, module, module.forward))  # noqa: B010
+            setattr(module, "forward", partial(_FrozenProduct.apply, module, module.forward))  # noqa: B010
         else:
             # On some CPUs bitsandbytes repacks a 4-bit weight at its first pass without gradient (our scout's); the
             # repacked product is not differentiable, and the layers below would silently get no gradient.
             module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
-
-
-def _frozen_product(layer: nn.Linear, product: Any, input_BNI: Tensor) -> Tensor:
-    output: Tensor = _FrozenProduct.apply(input_BNI, layer, product)  # type: ignore[no-untyped-call]
-    return output
 
 
 class _FrozenProduct(torch.autograd.Function):
@@ -140,11 +135,11 @@ class _FrozenProduct(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, input_BNI: Tensor, layer: nn.Linear, product: Any) -> Tensor:
+    def forward(ctx: Any, layer: nn.Linear, product: Any, input_BNI: Tensor) -> Tensor:
         ctx.layer, ctx.dtype = layer, input_BNI.dtype
         output: Tensor = product(input_BNI)
         return output
 
     @staticmethod
-    def backward(ctx: Any, gradient_BNO: Tensor) -> tuple[Tensor, None, None]:
-        return gradient_BNO.to(ctx.dtype) @ dense_weight(ctx.layer, ctx.dtype), None, None
+    def backward(ctx: Any, gradient_BNO: Tensor) -> tuple[None, None, Tensor]:
+        return None, None, gradient_BNO.to(ctx.dtype) @ dense_weight(ctx.layer, ctx.dtype)

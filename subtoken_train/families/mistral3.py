@@ -117,22 +117,19 @@ class Mistral3Family(Family):
         return int(pixels + element * patches * (patches + states))
 
     @torch.no_grad()
-    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
+    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates:
         """Return every picture's normed patches, merged two by two; statistics are the last layer's, as Qwen's are."""
-        if batch.pixel_values is None:
-            return None
+        assert batch.pixel_values is not None
         assert batch.image_grid_I3 is not None
         model, grid = self.model.model, batch.image_grid_I3.tolist()
         pixels = self._padded(batch.pixel_values.to(self.model.dtype), batch.image_grid_I3)
         sizes = [(rows * self.patch, columns * self.patch) for _, rows, columns in grid]
         tower, attention = model.vision_tower, model.vision_tower.transformer.layers[-1].attention
         made, _, options = with_inputs(attention, lambda: tower(pixels, image_sizes=sizes))
-        features_Pc = made.last_hidden_state[0]
-        tokens = self.merged(model.multi_modal_projector.norm(features_Pc), grid)
+        tokens = self.merged(model.multi_modal_projector.norm(made.last_hidden_state[0]), grid)
         if statistics is None:
             return VisualStates(tokens)
-        lengths = [rows * columns for _, rows, columns in grid]
-        received_P, keys_Pd = _patch_statistics(attention, lengths, options)
+        received_P, keys_Pd = _patch_statistics(attention, [rows * columns for _, rows, columns in grid], options)
         received = [token_T4.mean(-1) for token_T4 in self.merged(received_P[:, None], grid)]
         keys = [key_TC.reshape(len(key_TC), keys_Pd.shape[-1], -1).mean(-1) for key_TC in self.merged(keys_Pd, grid)]
         return VisualStates(tokens, None, received, keys)
@@ -141,8 +138,7 @@ class Mistral3Family(Family):
         """Merge each picture's patches two by two, [T, C] of each: a channel of all four, then the next."""
         made = []
         for own, (_, rows, columns) in zip(torch.split(patches_Pc, [h * w for _, h, w in grid]), grid, strict=True):
-            image_chw = own.T.reshape(1, -1, rows, columns)
-            made.append(F.unfold(image_chw, self.merge, stride=self.merge)[0].T)
+            made.append(F.unfold(own.T.reshape(1, -1, rows, columns), self.merge, stride=self.merge)[0].T)
         return made
 
     def project(self, states_TC: Tensor) -> Tensor:

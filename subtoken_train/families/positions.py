@@ -66,12 +66,8 @@ def rotary_angles(
         cos, sin = rotary(like, position_ids, *([] if layer_type is None else [layer_type]))
         return cos, sin
     if length is not None:  # which transformers reads off the largest position
-        last = (length.to(position_ids) - 1).expand(*position_ids.shape[:-1], 1)
-        position_ids = torch.cat([position_ids, last], -1)
-    if kind == "dynamic":
-        cos, sin = _without_memory(rotary, like, position_ids)
-    else:
-        cos, sin = rotary(like, position_ids)
+        position_ids = torch.cat([position_ids, (length.to(position_ids) - 1).expand(*position_ids.shape[:-1], 1)], -1)
+    cos, sin = _without_memory(rotary, like, position_ids) if kind == "dynamic" else rotary(like, position_ids)
     return (cos, sin) if length is None else (cos[..., :-1, :], sin[..., :-1, :])
 
 

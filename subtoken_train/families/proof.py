@@ -146,8 +146,7 @@ def _packed_logits(family: DecoderStack, ids_BN: Tensor) -> Tensor:
 
 def _pack(states: Any, packed: PackedLayer, window: int | None) -> None:
     places_BN = torch.arange(PROMPT, device=states.keys.device)[None]
-    kept_BN = places_BN if window is None else places_BN[:, PROMPT + 1 - window :]
-    plan = LayerPlan(kept_BN)
+    plan = LayerPlan(places_BN if window is None else places_BN[:, PROMPT + 1 - window :])
     held = pack_layer(states.keys, states.values, plan, Packing(), None if window is None else places_BN)
     packed.store_prompt(held, PROMPT, states.keys)
     if window is not None:

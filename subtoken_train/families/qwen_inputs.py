@@ -29,8 +29,7 @@ def video_patches(processor: Any, video: Video, size: tuple[int, int]) -> tuple[
     made = processor(frames, do_resize=False, return_tensors="pt")
     patches: Tensor = made["pixel_values"]
     alone_FPCx = patches.reshape(len(frames), len(patches) // len(frames), -1, depth, side * side)[:, :, :, 0]
-    missing = -len(frames) % depth
-    whole = torch.cat([alone_FPCx, alone_FPCx[-1:].expand(missing, -1, -1, -1)])
+    whole = torch.cat([alone_FPCx, alone_FPCx[-1:].expand(-len(frames) % depth, -1, -1, -1)])
     # layer, patch, channel, frame of the layer, pixel
     layers = whole.reshape(-1, depth, *whole.shape[1:]).permute(0, 2, 3, 1, 4)
     _, height, width = made["image_grid_thw"][0].tolist()

@@ -43,10 +43,9 @@ class QwenVLFamily(QwenInputs):
     paper_text: ClassVar[dict[str, int]] = {"system": 15, "query": 12}
 
     @torch.no_grad()
-    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates | None:
+    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates:
         """Return the tower's merged embeddings, in raster order; statistics are from its last block."""
-        if batch.pixel_values is None:
-            return None
+        assert batch.pixel_values is not None
         assert batch.image_grid_I3 is not None
         tower, grid_I3 = self.model.model.visual, batch.image_grid_I3
         patches, sizes = batch.pixel_values.to(tower.dtype), [self.grid_tokens(grid) for grid in grid_I3.tolist()]
@@ -127,8 +126,7 @@ class TimedVLFamily(QwenVLFamily):
         self.check_aspect(*video.size)
         depth = int(self.vision.temporal_patch_size)
         frames, bound = max(len(video.frames), depth), VIDEO_LAYERS * depth * self.max_pixels
-        least = self.counted * self.min_pixels
-        high, wide = smart_resize(frames, *video.size, depth, self.unit, least, bound)
+        high, wide = smart_resize(frames, *video.size, depth, self.unit, self.counted * self.min_pixels, bound)
         return int(high), int(wide)
 
     def video_runs(self, grid: list[int]) -> list[int]:
@@ -160,8 +158,7 @@ class Qwen3VLFamily(TimedVLFamily):
     def block_bytes(self, element: int) -> int:
         channels, merged = self.vision.hidden_size, self.vision.spatial_merge_size**2
         deep = len(self.vision.deepstack_visual_indexes) * self.hidden_size * element // merged
-        embedding = channels * (5 * element + 4 * FP32_BYTES)
-        return int(max(self.attention_bytes(channels, element) + deep, embedding))
+        return int(max(self.attention_bytes(channels, element) + deep, channels * (5 * element + 4 * FP32_BYTES)))
 
 
 class Qwen3VLMoeFamily(Qwen3VLFamily):
@@ -248,8 +245,7 @@ def tower_with_statistics(tower: Any, patches: Tensor, grid_I3: Tensor) -> tuple
     made, (normed, *_), options = with_inputs(attention, lambda: tower(patches, grid_thw=grid_I3))
     query_PHd, key_PHd, _ = attention.qkv(normed).unflatten(-1, (3, attention.num_heads, -1)).unbind(1)
     query_PHd, key_PHd = apply_rotary_pos_emb_vision(query_PHd, key_PHd, *options["position_embeddings"])
-    lengths = options["cu_seqlens"].diff().tolist()
-    received_P = received_attention(query_PHd, key_PHd, lengths, attention.scaling)
+    received_P = received_attention(query_PHd, key_PHd, options["cu_seqlens"].diff().tolist(), attention.scaling)
     window_index_T = torch.arange(len(made.pooler_output))
     if windows:
         window_index_T, _ = get_vision_window_index(

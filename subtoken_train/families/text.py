@@ -14,7 +14,7 @@ from subtoken_train.families.chat import ChatFormat
 from subtoken_train.families.chat_template import messages_of, rendered_conversation
 from subtoken_train.families.family import Family, published_of
 from subtoken_train.families.literal_marks import hidden_turn
-from subtoken_train.types import Batch, RenderedPrompt, TowerStatistics, Turn
+from subtoken_train.types import Batch, RenderedPrompt, TowerStatistics, Turn, VisualStates
 
 
 class TextFamily(Family):
@@ -46,11 +46,7 @@ class TextFamily(Family):
     def process_images(self, images: list[Any], together: list[int] | None = None) -> tuple[Tensor, None]:
         raise self._no_images()
 
-    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> None:
-        if batch.pixel_values is not None:
-            raise self._no_images()
-
-    def project(self, states_TC: Tensor) -> Tensor:
+    def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates:
         raise self._no_images()
 
     def _no_images(self) -> ValueError:

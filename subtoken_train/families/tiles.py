@@ -7,12 +7,10 @@ Legend: B batch, N positions; of one picture: I tiles (the whole first), P patch
 placeholders; of a batch: I pictures, M tiles of the largest, T tiles of all.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -74,7 +72,7 @@ class TileLayout:
     most_tiles: int | None = None  # patches of a crop at most, in tiles (``anyres_max_9``: 9); None: no limit
 
     @classmethod
-    def of(cls, config: Any, most_tiles: int | None = None) -> TileLayout:
+    def of(cls, config: Any, most_tiles: int | None = None) -> Self:
         """Return the layout of a configuration with ``image_grid_pinpoints`` and a ``vision_config``."""
         vision = config.vision_config
         resolutions = tuple((int(high), int(wide)) for high, wide in config.image_grid_pinpoints)

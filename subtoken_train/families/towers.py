@@ -86,8 +86,7 @@ def with_statistics(attention: Any, run: Callable[[], Tensor]) -> tuple[Tensor, 
     heads = (attention.num_heads, attention.head_dim)
     query_PHd, key_PHd = (part(normed_IPC).reshape(-1, *heads) for part in (attention.q_proj, attention.k_proj))
     received_P = received_attention(query_PHd, key_PHd, [patches] * tiles, attention.scale)
-    keys_Pd = key_PHd.float().mean(1)
-    return features, received_P.view(tiles, patches), keys_Pd.view(tiles, patches, -1)
+    return features, received_P.view(tiles, patches), key_PHd.float().mean(1).view(tiles, patches, -1)
 
 
 def merged_statistics(

@@ -16,11 +16,9 @@ Legend: B batch, H query heads, h key-value heads (H a multiple of h), q rows, K
 chosen ones, d head width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -46,8 +44,7 @@ def fused_kernels(query_BHqd: Tensor, key_BhKd: Tensor, value_BhKd: Tensor, mask
     trained = torch.is_grad_enabled() and any(x.requires_grad for x in (query_BHqd, key_BhKd, value_BhKd))
     widest = FLASH_TRAINED if trained else FLASH_WIDTH
     found = []
-    if not masked and dtype in HALF and len(widths) == 1 and max(widths) <= widest:
-        found.append("flash")
+    found += ["flash"] if not masked and dtype in HALF and len(widths) == 1 and max(widths) <= widest else []
     known, own_heads = dtype in (*HALF, torch.float32), query_BHqd.shape[1] == key_BhKd.shape[1]
     if known and own_heads and query_BHqd.shape[-1] == key_BhKd.shape[-1]:
         found += ["efficient"] * all(width * dtype.itemsize % ALIGNED == 0 for width in widths)
@@ -147,7 +144,7 @@ class Seen:
     gate_BhK: Tensor | None = None
     delay: int = 0
 
-    def until(self, end: int) -> Seen:
+    def until(self, end: int) -> Self:
         """Return the same of the first places."""
         places, keys = (None if each is None else each[..., :end] for each in (self.places_BK, self.keys_BhK))
         return replace(self, places_BK=places, keys_BhK=keys)

@@ -82,8 +82,7 @@ def without_doubles(unit_RD: Tensor, count: int) -> Tensor:
     while len(left) > count:
         first, second = left[::2], left[1::2]
         gone = min(_MATCHED_AT_ONCE, len(left) - count, len(first))
-        order = top_indices(like_RR[first][:, second].amax(-1), len(first))
-        left = torch.cat([first[order[gone:]], second])
+        left = torch.cat([first[top_indices(like_RR[first][:, second].amax(-1), len(first))[gone:]], second])
     return left
 
 

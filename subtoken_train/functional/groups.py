@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, get_args
 
-from subtoken_train.errors import unknown_name
+from subtoken_train.errors import check_word
 from subtoken_train.types import Layout
 
 if TYPE_CHECKING:
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 def check_groups(num_groups: int, kept_groups: int, num_kv_heads: int, head_dim: int, layout: Layout) -> None:
     """Refuse an S that does not divide the split width (d_v; ``per_head``: head_dim), and K outside of 1 to S."""
-    if layout not in get_args(Layout):
-        raise unknown_name("layout", layout, get_args(Layout))
+    check_word("layout", layout, get_args(Layout))
     width = num_kv_heads * head_dim if layout == "contiguous" else head_dim
     if num_groups < 1 or width % num_groups:
         near = [size for size in range(1, width + 1) if width % size == 0]

@@ -3,8 +3,6 @@
 Random controls hash (seed, sample, layer, position, group): the same numbers in any batch, and when a layer runs again.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -38,7 +36,7 @@ def sample_seeds(record_ids: Sequence[str], device: torch.device) -> Tensor:
     return torch.tensor([zlib.crc32(name.encode()) for name in record_ids], dtype=torch.int64, device=device)
 
 
-def digest_tensor(digest: _Hash, name: str, tensor: Tensor) -> None:
+def digest_tensor(digest: "_Hash", name: str, tensor: Tensor) -> None:
     """Let a digest read a tensor: its name, dtype, shape and bytes, wherever it lies."""
     digest.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
     digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)

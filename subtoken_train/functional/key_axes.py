@@ -126,8 +126,7 @@ def mirrored(vectors_Bhnd: Tensor, mirrors_Bhdr: Tensor, joint_Bhrr: Tensor) -> 
     """Return vectors times the product of the reflections, fp32; with a T that is transposed, back again."""
     own, mirrors, joint = (part.float().flatten(0, 1) for part in (vectors_Bhnd, mirrors_Bhdr, joint_Bhrr))
     with torch.autocast(vectors_Bhnd.device.type, enabled=False):
-        seen = own @ mirrors @ joint
-        return torch.baddbmm(own, seen, mirrors.mT, alpha=-1).view(vectors_Bhnd.shape)
+        return torch.baddbmm(own, own @ mirrors @ joint, mirrors.mT, alpha=-1).view(vectors_Bhnd.shape)
 
 
 FLATTEST = 1e-6

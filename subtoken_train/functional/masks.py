@@ -24,8 +24,7 @@ def top_indices(scores: Tensor, count: int) -> Tensor:
 
 def fixed_mask(scores_BNS: Tensor, kept_groups: int) -> Tensor:
     """Keep exactly ``kept_groups`` groups of every token, the fixed budget (paper, section 3.3): bool [B, N, S]."""
-    mask_BNS = torch.zeros_like(scores_BNS, dtype=torch.bool)
-    return mask_BNS.scatter_(-1, top_indices(scores_BNS, kept_groups), True)
+    return torch.zeros_like(scores_BNS, dtype=torch.bool).scatter_(-1, top_indices(scores_BNS, kept_groups), True)
 
 
 def counted_mask(scores_BNS: Tensor, count_BN: Tensor) -> Tensor:
@@ -47,15 +46,13 @@ def ranked_counts(rank_BN: Tensor, routed_BN: Tensor, kept_groups: int, num_grou
     # 2n times the ideal count, so that it is whole
     scaled_BN = 2 * n_B1 * high + (low - high) * (2 * rank_BN + 1)
     floor_BN = torch.where(routed_BN, scaled_BN // (2 * n_B1).clamp(min=1), 0)
-    missing_B1 = n_B1 * kept_groups - floor_BN.sum(-1, keepdim=True)
-    return floor_BN + (routed_BN & (rank_BN < missing_B1))
+    return floor_BN + (routed_BN & (rank_BN < (n_B1 * kept_groups - floor_BN.sum(-1, keepdim=True))))
 
 
 def global_mask(scores_BNS: Tensor, kept_groups: int, routed_BN: Tensor) -> Tensor:
     """Keep a sample's best n * K pairs, the global budget (section 3.4): bool [B, N, S]; n: its routed tokens."""
     routed_BNS = routed_BN[..., None].expand_as(scores_BNS)
-    count_B = routed_BN.sum(-1) * kept_groups
-    return keep_best(scores_BNS.flatten(1), routed_BNS.flatten(1), count_B).view_as(scores_BNS)
+    return keep_best(scores_BNS.flatten(1), routed_BNS.flatten(1), routed_BN.sum(-1) * kept_groups).view_as(scores_BNS)
 
 
 def straight_through(hard: Tensor, logits: Tensor, learns: Tensor | None = None) -> Tensor:
@@ -120,8 +117,7 @@ def mask_entropy(mask_BNS: Tensor, routed_BN: Tensor) -> Tensor:
     """
     share_S = group_counts(mask_BNS, routed_BN).float() / routed_BN.sum().clamp(min=1)
     largest = _binary_entropy(share_S.mean())
-    ratio = _binary_entropy(share_S).mean() / largest.clamp(min=1e-12)
-    return torch.where(largest > 0, ratio.clamp(max=1), 0.0)
+    return torch.where(largest > 0, (_binary_entropy(share_S).mean() / largest.clamp(min=1e-12)).clamp(max=1), 0.0)
 
 
 def choice_entropy(logits_BNS: Tensor, routed_BN: Tensor) -> Tensor:

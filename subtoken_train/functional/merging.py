@@ -83,8 +83,7 @@ def nearest_anchor(anchors_BhN: Tensor, entries_BN: Tensor) -> Tensor:
     back_BhN = back_BhN.masked_fill(before_BhN < 0, far)
     ahead_BhN = ahead_BhN.masked_fill(after_BhN == length, far)
     nearest_BhN = torch.where(back_BhN <= ahead_BhN, before_BhN, after_BhN)
-    lonely_BhN = ~entries_BN[:, None] | ((back_BhN == far) & (ahead_BhN == far))
-    return torch.where(lonely_BhN, rows_N, nearest_BhN)
+    return torch.where(~entries_BN[:, None] | ((back_BhN == far) & (ahead_BhN == far)), rows_N, nearest_BhN)
 
 
 def joined_means(states_BhNd: Tensor, target_BhN: Tensor, weight_BhN: Tensor | None = None) -> Tensor:

@@ -60,8 +60,3 @@ def quantised_bytes(shape: tuple[int, ...], kind: Quantization) -> int:
     assert kind == "nf4"
     blocks = math.ceil(rows * columns / _NF4_BLOCK)
     return math.ceil(rows * columns / 2) + blocks + 4 * math.ceil(blocks / _NESTED_BLOCK) + _NF4_TABLES
-
-
-def is_quantised(weight: Tensor) -> bool:
-    """Return whether a weight is held in 4 or 8 bits."""
-    return weight.dtype in (torch.uint8, torch.int8)

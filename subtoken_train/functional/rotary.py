@@ -3,8 +3,6 @@
 Legend: B batch, h heads, N rows, d head width, r first channels, which are turned.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -33,7 +31,7 @@ class Rotation:
         stretch_BNr = self.cos_BNr.square() + self.sin_BNr.square()
         return back / F.pad(stretch_BNr, (0, back.shape[-1] - stretch_BNr.shape[-1]), value=1.0)[:, None]
 
-    def mean(self) -> Rotation:
+    def mean(self) -> "Rotation":
         """Return the linear map that is the mean over the rows: [B, 1, d]."""
         return Rotation(self.cos_BNr.mean(1, keepdim=True), self.sin_BNr.mean(1, keepdim=True), self.form)
 

@@ -89,8 +89,7 @@ class AnswerStream:
         return said
 
     def _decoded(self, first: int) -> str:
-        text: str = self._tokenizer.decode(self.token_ids[first:], skip_special_tokens=True)
-        return text
+        return str(self._tokenizer.decode(self.token_ids[first:], skip_special_tokens=True))
 
     def _held(self, said: str) -> int:
         beginnings = (stop[:size] for stop in self._stops for size in range(1, len(stop)))

@@ -4,8 +4,6 @@ A command's flags, a grid's YAML and a harness's ``key=value`` are front ends: e
 ``ArmSpec`` and says how its options are spelled in messages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,13 +13,12 @@ from subtoken_train.artifact.hub import adapter_folder
 from subtoken_train.documents import check_file_name
 from subtoken_train.errors import check_word, refuse
 from subtoken_train.evictions import EVICTIONS, build_eviction, known_names, notation_names
-from subtoken_train.families.backbone_config import DTYPES
+from subtoken_train.families.backbone_config import DTYPES, BackboneConfig
 from subtoken_train.reducers import REDUCERS, build_reducer
 from subtoken_train.settings import ARM_SETTINGS, ArmSettings
 from subtoken_train.types import Protocol
 
 if TYPE_CHECKING:  # an arm is read without torch
-    from subtoken_train.families.backbone_config import BackboneConfig
     from subtoken_train.inference.compression import Compression
     from subtoken_train.inference.model import SubTokenModel
     from subtoken_train.routing import RoutingConfig
@@ -103,13 +100,13 @@ class ArmSpec(ArmSettings):
         refuse(((self.reducer is None) != (self.keep_ratio is None), words))
 
     @property
-    def routing(self) -> RoutingConfig | None:
+    def routing(self) -> "RoutingConfig | None":
         """Value groups of a backbone alone; None where it has none, and of an adapter."""
         from subtoken_train.routing import untrained_routing
 
         return untrained_routing(self.groups, self.selector, self.layout, self.seed) if self.adapter is None else None
 
-    def compression(self, round_up: bool = False) -> Compression:
+    def compression(self, round_up: bool = False) -> "Compression":
         """Build the compression that the arm asks for; ``round_up`` is for anchors."""
         from subtoken_train.inference.compression import Compression, written_keep
 
@@ -126,8 +123,8 @@ class ArmSpec(ArmSettings):
         return Compression(method, round_up=round_up, every=self.eviction_every, **settings)
 
     def load(
-        self, device: str | None = None, revision: str | None = None, backbone: BackboneConfig | None = None
-    ) -> SubTokenModel:
+        self, device: str | None = None, revision: str | None = None, backbone: "BackboneConfig | None" = None
+    ) -> "SubTokenModel":
         """Load the model in evaluation mode: an adapter under its own reducer and routers, or a backbone alone."""
         from subtoken_train.inference.model import SubTokenModel
         from subtoken_train.inference.pool import load_backbone

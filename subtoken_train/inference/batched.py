@@ -81,8 +81,7 @@ def given_tokens(
 
     def add(rows: Sequence[int], logits: Tensor, wanted: Sequence[int]) -> None:
         at, ids = torch.tensor(rows), torch.tensor(wanted, device=device)
-        logprobs = logits.float().log_softmax(-1).gather(1, ids[:, None])[:, 0]
-        sums_B.index_add_(0, at, logprobs.cpu().double())
+        sums_B.index_add_(0, at, logits.float().log_softmax(-1).gather(1, ids[:, None])[:, 0].cpu().double())
         right_B.index_add_(0, at, (logits.argmax(-1) == ids).cpu().double())
 
     if rows:
@@ -153,8 +152,7 @@ def generate_batch(
 
     def ended(generated: list[Tensor]) -> Tensor:
         rows = torch.stack(generated[-window:], dim=1).tolist()
-        texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
-        pairs = zip(rows, texts, strict=True)
+        pairs = zip(rows, tokenizer.batch_decode(rows, skip_special_tokens=True), strict=True)
         said = [row[-1] in said_ends or any(each in text for each in stops) for row, text in pairs]
         return torch.tensor(said, device=generated[-1].device)
 

@@ -26,7 +26,7 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.packed_record import PackedRecord, PackedShape, packed_cache, packed_tensors
 from subtoken_train.documents import check_regular, parse_json
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import SubTokenWarning, check_range, refuse
+from subtoken_train.errors import SubTokenWarning, at_place, check_range, refuse
 from subtoken_train.functional.hashing import digest_tensor
 from subtoken_train.inference.cache_report import CacheReport
 from subtoken_train.inference.compression import Compression, method_record, settings_record
@@ -110,16 +110,13 @@ def read_cache(path: Path, backbone: CompressedBackbone, compression: Compressio
     old = record.version < 3 and routed and FORMATS[compression.kv_dtype].rounds
     words = f"{path} has version {record.version}, whose {compression.kv_dtype} value groups have a scale each"
     refuse((old, f"{words}; since version 3 those of an entry's head share one: compress the context again"))
-    try:
-        if record.version > 1 and record.model.tokenizer is None:
-            raise ValueError("its model names no tokenizer")
+    with at_place(f"{path} is not a cache of this model: "):
+        refuse((record.version > 1 and record.model.tokenizer is None, "its model names no tokenizer"))
         _check_made_by(record, backbone, compression)
         shape = shape_of(len(record.contexts), backbone, compression)
         devices = [next(layer.parameters()).device for layer in backbone.family.decoder.layers]
         cache = packed_cache(record.packed, tensors, shape, devices)
         _check_report(record.report, cache)
-    except ValueError as error:
-        raise ValueError(f"{path} is not a cache of this model: {error}") from error
     if record.model.tokenizer is None:
         words = f"{path} was saved by version 0.2, which did not note the tokenizer; with another one than the model's"
         warnings.warn(f"{words} the answers are meaningless: if unsure, compress again", SubTokenWarning, stacklevel=4)

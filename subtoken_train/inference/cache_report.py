@@ -108,8 +108,7 @@ class CacheReport:
         if _compressed_region(self.ledger) is None:
             return "no visual token and no context to compress"
         evicts, found = self.kept_entries is not None, []
-        if evicts:
-            found.append(f"{self.kept_entries:.1%} of its entries")
+        found += [f"{self.kept_entries:.1%} of its entries"] if evicts else []
         if self.shares:
             mean, deviation = mean_deviation(self.shares)
             each = f"; {mean:.4%} ± {deviation:.4%} of each of {len(self.shares):,} prompts"

@@ -3,14 +3,12 @@
 Legend: B contexts, N positions, q tokens of a question.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from PIL import Image
@@ -188,7 +186,7 @@ class CompressedContext:
         frames: list[texts.QuestionFrame],
         goes_on: bool = False,
         between: Callable[[], None] | None = None,
-    ) -> CompressedContext:
+    ) -> Self:
         """Compress contexts in one pass, which all of them share; ``between`` as ``prefill`` has it."""
         cache = PackedCache(backbone.family.shape.num_layers)
         plan = prefill(backbone, batch, cache, compression, between).plan
@@ -284,7 +282,7 @@ class CompressedContext:
         return write_cache(Path(path), header, self.packed, shape, overwrite)
 
     @classmethod
-    def load(cls, path: str | Path, backbone: CompressedBackbone, compression: Compression) -> CompressedContext:
+    def load(cls, path: str | Path, backbone: CompressedBackbone, compression: Compression) -> Self:
         """Read such a file for the model and the settings that it was written with."""
         header, packed = read_cache(Path(path), backbone, compression)
         took = replace(header.report, kernel_bytes=packed.kernel_bytes)  # of this machine's kernels

@@ -248,9 +248,7 @@ class Compression:
 
     def in_scope(self, regions_BM: Tensor) -> Tensor:
         """Mark the rows that the scope names, bool [B, M]."""
-        if self.scope == "all":
-            return regions_BM != Region.PADDING
-        return in_compressed_region(regions_BM)
+        return regions_BM != Region.PADDING if self.scope == "all" else in_compressed_region(regions_BM)
 
 
 def written_keep(written: object) -> dict[str, Any]:
@@ -279,9 +277,7 @@ def parse_keep(text: str) -> tuple[float, KeepUnit]:
 
 def parse_settings(method: str | None, settings: Sequence[str]) -> dict[str, Any]:
     """Read ``key=value`` settings of an eviction method, each as the type of the method's default."""
-    if method is None:
-        return dict.fromkeys(settings)
-    return read_settings(setting_fields(method), method, settings)
+    return dict.fromkeys(settings) if method is None else read_settings(setting_fields(method), method, settings)
 
 
 _KINDS = {"int": int, "float": float, "bool": bool, "int | float": int | float, "Sequence[float]": tuple[float, ...]}
@@ -371,5 +367,4 @@ def method_record(method: Eviction | Reducer) -> dict[str, Any]:
 
 
 def _as_read(record: dict[str, Any]) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads(json.dumps(record))
-    return read
+    return dict(json.loads(json.dumps(record)))

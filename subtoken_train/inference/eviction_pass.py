@@ -251,8 +251,7 @@ class EvictionPass:
         """Entries in scope that may stay in a layer, a last row that is in scope among them, int64 [B]."""
         here, regions_BM = regions_BM.device, regions_BM.to(self.again_B.device)
         _, _, whole_B, most_B = self._budget(regions_BM)
-        beside_B = self.compression.in_scope(regions_BM).sum(-1) - most_B
-        return (torch.minimum(whole_B, most_B) + beside_B).to(here)
+        return (torch.minimum(whole_B, most_B) + (self.compression.in_scope(regions_BM).sum(-1) - most_B)).to(here)
 
     def _budget(self, regions_BM: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return what competes in a layer, bool [B, M]; how much may stay, fp64 and int64 [B]; how much competes."""

@@ -6,8 +6,6 @@ fills the cache, later ones decode. transformers checks its own settings; refuse
 Legend: B batch, N positions, q appended tokens.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -15,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -123,7 +121,7 @@ class GenerateCall:
     settings: Mapping[str, Any]
 
     @classmethod
-    def read(cls, given: dict[str, Any], model: Any) -> GenerateCall:
+    def read(cls, given: dict[str, Any], model: Any) -> Self:
         """Check the arguments of a call on a model of transformers; what says nothing is taken out of them."""
         for name in [name for name, value in given.items() if _untyped(name, value)]:
             del given[name]

@@ -1,13 +1,11 @@
 """``SubTokenModel``: an adapter, or a plain backbone, that generates on a compressed cache."""
 
-from __future__ import annotations
-
 import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor
@@ -127,7 +125,7 @@ class SubTokenModel:
             self._take(CompressedBackbone(family, own, bank), compression)
 
     @classmethod
-    def around(cls, backbone: CompressedBackbone, compression: Compression | None = None) -> SubTokenModel:
+    def around(cls, backbone: CompressedBackbone, compression: Compression | None = None) -> Self:
         """Make a model around a compressed backbone, with a compression or without."""
         made = cls.__new__(cls)
         made._take(backbone, compression or Compression())
@@ -156,7 +154,7 @@ class SubTokenModel:
         selector: str | None = None,
         layout: str | None = None,
         **settings: Unpack[CompressionSettings],
-    ) -> SubTokenModel:
+    ) -> Self:
         """Load an adapter with the backbone that it names, or a backbone alone.
 
         Args:
@@ -183,7 +181,7 @@ class SubTokenModel:
 
     def to(
         self, device: str | int | torch.device | torch.dtype | None = None, dtype: torch.dtype | None = None
-    ) -> SubTokenModel:
+    ) -> Self:
         """Move the model and its routers to a device, or to a dtype; caches of earlier calls are let go."""
         if isinstance(device, torch.dtype):
             device, dtype = None, device
@@ -199,7 +197,7 @@ class SubTokenModel:
             self.last = self._context = None
         return self
 
-    def eval(self) -> SubTokenModel:
+    def eval(self) -> Self:
         """Return the model, which is in evaluation mode always."""
         return self
 

@@ -9,11 +9,10 @@ Legend: B batch, L layers, h key-value heads, H query heads, R rows (B, or B * h
 c key heads of a row, M stored entries, T tail tokens, N = M + T, k statistics of a head, n query rows, d head width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -49,7 +48,7 @@ class HeldLayer:
     competes_RN: Tensor
 
     @classmethod
-    def of(cls, layer: PackedLayer) -> HeldLayer:
+    def of(cls, layer: PackedLayer) -> Self:
         """Lay out the entries of a layer that has a state."""
         state = layer.eviction_state
         assert state is not None

@@ -100,8 +100,7 @@ class ModelPool:
             alone = f"{path} is not an adapter folder (no {CONFIG_FILE}); backbone={backbone!r} needs one"
             routes = f"selector={selector!r} takes the place of an adapter's routers; {path} has no adapter"
             refuse((named, alone), (chooses, routes))
-            own = backbone if isinstance(backbone, BackboneConfig) else BackboneConfig()
-            source = replace(own, **(loading or {}))
+            source = replace(backbone if isinstance(backbone, BackboneConfig) else BackboneConfig(), **(loading or {}))
             source = replace(source, path=str(path), revision=revision or source.revision)
             reducer = reducer or build_reducer("none")
             family = self._cleared(source, reducer)

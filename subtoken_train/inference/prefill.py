@@ -130,8 +130,7 @@ def prefill(
         raise
     except (AssertionError, RuntimeError) as error:  # as statistics of NaN fail in many ways
         held = [each for layer in packer.dense.layers for each in (layer.keys, layer.values) if each is not None]
-        finite = [*map(are_finite, held), *(() if eviction is None else eviction.finite)]
-        if not all(map(bool, finite)):
+        if not all(map(bool, [*map(are_finite, held), *(() if eviction is None else eviction.finite)])):
             raise no_numbers(f"for {prompts.record_ids[0][:80]!r}", backbone.model.dtype) from error
         raise
     if eviction is not None:

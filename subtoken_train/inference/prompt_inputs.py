@@ -58,8 +58,7 @@ def batch_from_inputs(
     kinds, pixels = given.get("mm_token_type_ids"), [name for name in given if name.startswith("pixel_values")]
     unlike = kinds is not None and not torch.equal(kinds.ne(0), family.is_visual(input_ids_BN))
     refuse((unlike, "mm_token_type_ids do not mark the image tokens of input_ids; pass the processor's whole output"))
-    places = torch.arange(input_ids_BN.shape[1], device=device)
-    last_B = torch.where(visible, places, -1).amax(-1)
+    last_B = torch.where(visible, torch.arange(input_ids_BN.shape[1], device=device), -1).amax(-1)
     if family.image_token_id is None:
         whole = context_length is None or type(context_length) is int
         refuse(
@@ -201,8 +200,7 @@ def _read_mappings(prompt: Sequence[Any], pictures: Sequence[Picture]) -> tuple[
             texts.append(str(said) if kind == "text" else _MARKS[str(kind)])
             own += [] if kind == "text" or said is None else [said]
         messages.append({"role": str(role), "content": "\n".join(texts)})
-    if own and pictures:
-        raise ValueError("pictures are given both in the messages and beside them; give them in one place")
+    refuse((own and pictures, "pictures are given both in the messages and beside them; give them in one place"))
     return messages, own or list(pictures)
 
 

@@ -50,8 +50,7 @@ class QuestionFrame:
         held = [mark for mark in (IMAGE_MARK, *family.placeholders) if family.sees_images and mark in question]
         belongs = f"all pictures belong to the context (where it is text, write \\{IMAGE_MARK})"
         refuse((held, f"a question holds {''.join(held[:1])}; {belongs}"))
-        before = "" if question.startswith("\n") and not self.before.strip() else self.before
-        text = before + question + self.after
+        text = ("" if question.startswith("\n") and not self.before.strip() else self.before) + question + self.after
         texts = (self.anchor, self.anchor + text, text)
         anchor, whole, alone = (tokenise(family.tokenizer, words)[0] for words in texts)
         ids: list[int] = whole[len(anchor) :] if whole[: len(anchor)] == anchor else alone
@@ -73,8 +72,7 @@ def text_frame(
     end = rendered.asked.end
     # behind a letter no line break is joined to what stands before it, behind a line break no letter
     anchor, before = ("\n", "") if context.endswith("\n") else ("a", "\n\n")
-    frame = QuestionFrame(anchor, before, rendered.text[end:])
-    return rendered.text[: end - len(_MARK)], rendered.system_end, frame
+    return rendered.text[: end - len(_MARK)], rendered.system_end, QuestionFrame(anchor, before, rendered.text[end:])
 
 
 def system_frame(family: Family, context: str, **variables: object) -> tuple[str, int, QuestionFrame]:
@@ -199,8 +197,7 @@ def encode_text(
     context = context_tokens(family, ids) if context_characters is None else 0
     if context_characters:
         ends = [end for _, end in _spans(family, kept)[1]]
-        within = next((i for i, end in enumerate(ends) if end > context_characters), len(ends))
-        context = min(within, len(ids) - 1)
+        context = min(next((i for i, end in enumerate(ends) if end > context_characters), len(ends)), len(ids) - 1)
     encoded = EncodedText(tuple(ids), context, tuple(pairs), _name(prompt.encode()))
     return _fitting(encoded, max(map(len, pairs), default=1) - 1, max_length)
 

@@ -58,6 +58,4 @@ def _chosen(device: str, forced: str | None, interpreted: bool) -> KernelChoice:
         found = compiler()
         beside = f"; in C by {found}" if found else "; no C compiler is here, so all is done by torch, slower"
         return KernelChoice("cpu", f"the device is {device}{beside if device == 'cpu' else ''}")
-    if not there:
-        return KernelChoice("cpu", "triton is not installed")
-    return KernelChoice("triton", "the device is cuda")
+    return KernelChoice("triton", "the device is cuda") if there else KernelChoice("cpu", "triton is not installed")

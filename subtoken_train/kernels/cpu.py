@@ -205,6 +205,5 @@ def _attend(
     held = [(part, weight) for part, weight in zip(block.parts, weights, strict=True) if part.entries]
     sums = [weighted_sums(weight, part.values) for part, weight in held]
     masses = [weight.sum(1)[..., None] for part, weight in held if filled and isinstance(part.values, RoutedValues)]
-    if masses:
-        sums.append(sum(masses[1:], masses[0]) * filled[0])
+    sums += [sum(masses[1:], masses[0]) * filled[0]] if masses else []
     return tail_xTG, sum(sums[1:], sums[0]) if sums else None

@@ -378,8 +378,7 @@ def hadamard(width: int, device: torch.device) -> Tensor:
     """Return Hadamard's orthogonal matrix, fp32 [width, width], in the largest blocks that divide it."""
     block = width & -width
     place = torch.arange(block)
-    own = (1 - 2 * parity(place[:, None] & place)) / block**0.5
-    return torch.kron(torch.eye(width // block), own).to(device)
+    return torch.kron(torch.eye(width // block), (1 - 2 * parity(place[:, None] & place)) / block**0.5).to(device)
 
 
 def parity(numbers: Tensor) -> Tensor:

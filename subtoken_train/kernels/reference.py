@@ -63,6 +63,5 @@ def reference_attention(
         first = reach.first_B.repeat_interleave(kv_heads)[:, None]
         position[:, most:] = first + places_T
         allowed = allowed & ((first + own_q1.T)[..., None] - position[:, None] < reach.size)
-    scores = query @ keys[:, None].mT * scale
-    weights = scores.masked_fill(~allowed[:, None], -torch.inf).softmax(-1)
+    weights = (query @ keys[:, None].mT * scale).masked_fill(~allowed[:, None], -torch.inf).softmax(-1)
     return (weights @ values[:, None]).view_as(query_BHqd).to(query_BHqd.dtype)

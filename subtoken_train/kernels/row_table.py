@@ -7,14 +7,12 @@ Legend: B batch, h key-value heads, R rows of a block, c heads of a row, M entri
 stretches of a row, S flags of an entry.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -63,7 +61,7 @@ class Alike(NamedTuple):
     value_dtype: int = 0
 
     @classmethod
-    def of(cls, part: BlockPart, width: int) -> Alike:
+    def of(cls, part: BlockPart, width: int) -> Self:
         """Return how a part is stored, whose heads have ``width`` channels."""
         keys, values = part.payloads
         assert keys.format.bits == values.format.bits
@@ -96,7 +94,7 @@ class RowTable:
         sizes = _rounded_up(len(self.rows) + 1), _rounded_up(self.slots + 1), len(self.owners)
         return *sizes, items, self.stretch, self.heads, self.piece, self.aligned, self.cut, self.fill_dtype
 
-    def padded(self) -> RowTable:
+    def padded(self) -> Self:
         """Copy the table into its ``room``; further items read a row without entries, and write a slot of nobody."""
         rows, slots, *_ = self.room
         idle = torch.tensor([rows - 1, 0, 0, slots - 1], dtype=torch.int32).to(self.items.device)
@@ -111,7 +109,7 @@ class RowTable:
             self, rows=more, items=items, owners=owners, launches=launches, slots=slots, held=[], nbytes=size
         )
 
-    def take(self, other: RowTable) -> None:
+    def take(self, other: Self) -> None:
         """Copy what another table of the same ``room`` says; that one keeps alive what is read."""
         own = other.padded()
         for held, new in ((self.rows, own.rows), (self.items, own.items), (self.owners, own.owners)):

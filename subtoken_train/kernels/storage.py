@@ -12,11 +12,10 @@ last), G query rows of a key-value head (tokens fastest), X = B * h, T places of
 row and its tail.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -121,8 +120,7 @@ class RoutedValues:
     @property
     def index_bytes(self) -> int:
         """Bytes of the index, the offsets and the piece map."""
-        found = 0 if self.index is None else self.index.nbytes
-        return found + self.offsets.nbytes + self.piece_bit.nbytes
+        return (0 if self.index is None else self.index.nbytes) + self.offsets.nbytes + self.piece_bit.nbytes
 
 
 @dataclass
@@ -169,7 +167,7 @@ class Block:
             self.numbers = self.rows.tolist()
 
     @cached_property
-    def in_full(self) -> Block:
+    def in_full(self) -> Self:
         """The block without pages: every entry is read."""
         return self if self.pages is None else replace(self, pages=None)
 
@@ -301,7 +299,7 @@ class CacheWindow:
     size: int
     first_B: Tensor
 
-    def of_rows(self, rows: Tensor | None, heads: int = 1) -> CacheWindow:
+    def of_rows(self, rows: Tensor | None, heads: int = 1) -> "CacheWindow":
         """Return the window of a block's rows (None: all rows): samples, or ``heads`` heads of each."""
         first_R = self.first_B if heads == 1 else self.first_B.repeat_interleave(heads)
         return CacheWindow(self.size, first_R if rows is None else first_R[rows])
@@ -328,7 +326,7 @@ class Fill:
         """Bytes of the vectors that the cache holds."""
         return self.vectors_Bhd.nbytes if self.stored else 0
 
-    def select(self, samples: Tensor) -> Fill:
+    def select(self, samples: Tensor) -> "Fill":
         """Return the fill of chosen samples, int64, in their order."""
         if not self.stored:
             return Fill(self.vectors_Bhd[:1].expand(len(samples), -1, -1), False)

@@ -3,8 +3,6 @@
 Legend: B batch, H query heads, h key-value heads, q new tokens, d head width, T places of the tail's room.
 """
 
-from __future__ import annotations
-
 import math
 from contextlib import nullcontext
 from typing import Any

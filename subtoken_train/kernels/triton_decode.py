@@ -8,8 +8,6 @@ queries' dtype. Entries of unlike precision have launches of their own.
 Shapes: r query rows, n entries, m channels, p pieces of w channels.
 """
 
-from __future__ import annotations
-
 from dataclasses import make_dataclass
 
 import triton

@@ -11,8 +11,6 @@ entries of the plan, S bits of an entry; n entries of a program, p pieces of a h
 vector that is stored whole is one piece.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import make_dataclass
 from typing import Any

@@ -8,11 +8,9 @@ tower, FastV's scout, norms, activations, recomputation of checkpointing, stage 
 Legend: B batch, D model width, F width of the MLP, H query heads, h key-value heads, d head width, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -35,7 +33,7 @@ class DecoderSize:
     vocabulary: int
 
     @classmethod
-    def of(cls, config: Any, num_kv_heads: int, head_dim: int) -> DecoderSize:
+    def of(cls, config: Any, num_kv_heads: int, head_dim: int) -> Self:
         """Return the size of a decoder by its transformers configuration and the cache's geometry."""
         heads = config.num_attention_heads, num_kv_heads, head_dim
         return cls(config.hidden_size, config.intermediate_size, *heads, config.vocab_size)
@@ -56,8 +54,7 @@ class TrainingFlops:
 
     def per_row(self, layer: int) -> int:
         """Return the operations of one row in a layer, without attention's pairs."""
-        backward = self._backward(layer)
-        return 2 * self.size.layer_weights * (1 + backward) + 6 * self.trained[layer]
+        return 2 * self.size.layer_weights * (1 + self._backward(layer)) + 6 * self.trained[layer]
 
     def per_pair(self, layer: int) -> int:
         """Return the operations of one (query row, visible key row) pair in a layer."""

@@ -66,8 +66,7 @@ def _named(layer: LayerPlan) -> Tensor:
     if not partial_BN.shape[1]:
         return partial_BN
     first_B1S = groups_BNS.take_along_dim(partial_BN.int().argmax(1)[:, None, None], 1)
-    differs_BN = partial_BN & (groups_BNS != first_B1S).any(-1)
-    return partial_BN & differs_BN.any()
+    return partial_BN & (partial_BN & (groups_BNS != first_B1S).any(-1)).any()
 
 
 def _bytes(layer: LayerPlan, kept_BN: Tensor, shape: KVShape, layout: Layout) -> tuple[int, int, int]:

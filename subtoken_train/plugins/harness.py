@@ -120,8 +120,7 @@ def greedy_settings(given: Mapping[str, Any], default_length: int, ignored: Coll
         (length < 1, f"an answer of {length} tokens was asked for; it must be at least 1"),
     )
     until = given.get("until") or ()
-    texts = [until] if isinstance(until, str) else list(until)
-    return GreedySettings(length, tuple(text for text in texts if text))
+    return GreedySettings(length, tuple(text for text in ([until] if isinstance(until, str) else list(until)) if text))
 
 
 SUMMED = ("kv_bytes", "dense_kv_bytes", "region_bytes", "region_dense_bytes", "entries_before", "entries_after")

@@ -5,15 +5,13 @@ The arguments are the harness's own. At the end it says what compression kept of
 
 import sys
 
-from subtoken_train.cli.terminal import guarded
+from subtoken_train.cli.terminal import guarded, quiet_libraries
 from subtoken_train.errors import check_package
 
 
 def main() -> int:
     """Register the model, run the harness's command line, report; a ``ValueError`` where it is not installed."""
     check_package("lm_eval", "eval", "this command")
-    from subtoken_train.cli.terminal import quiet_libraries
-
     quiet_libraries()
     from lm_eval.__main__ import cli_evaluate
 

@@ -4,14 +4,12 @@ Tokenisation, truncation and rolling windows are those of the harness's own ``hf
 gives its scores. Answers are greedy; there is one process.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from lm_eval.api.model import TemplateLM
@@ -41,7 +39,7 @@ log = logging.getLogger(__name__)
 class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
     """An adapter or a language model, its cache compressed; ``given`` are ``model_args`` (``ModelArguments``)."""
 
-    last: ClassVar[SubTokenLM | None] = None
+    last: "ClassVar[SubTokenLM | None]" = None
     """The model that was made last."""
 
     def __init__(self, **given: Any) -> None:
@@ -67,7 +65,7 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
     @classmethod
     def create_from_arg_obj(
         cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
-    ) -> SubTokenLM:
+    ) -> Self:
         """Build from ``model_args`` by name; they go before the harness's own ``--device`` and ``--batch_size``."""
         general = dict(additional_config or {})
         # the harness's default is the first GPU, whether there is one or not
@@ -77,7 +75,7 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
         return cls(**{**general, **arg_dict})
 
     @classmethod
-    def create_from_arg_string(cls, arg_string: str, additional_config: Mapping[str, Any] | None = None) -> SubTokenLM:
+    def create_from_arg_string(cls, arg_string: str, additional_config: Mapping[str, Any] | None = None) -> Self:
         """Build from one text likewise."""
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
@@ -137,8 +135,7 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
         """Return token ids; with special tokens, unless told otherwise or the text begins with one."""
         begun = string.startswith(self.tokenizer.decode(self.prefix_token_id))
         special = not begun if add_special_tokens is None else add_special_tokens
-        ids: list[int] = self.tokenizer.encode(string, add_special_tokens=special)
-        return ids
+        return list(self.tokenizer.encode(string, add_special_tokens=special))
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """Score whole texts in nats, in windows of ``max_length`` tokens; nothing is compressed."""

@@ -3,8 +3,6 @@
 They score; ``keep_ranked`` (``base.py``) makes a mask, by which ``engine/compressed_backbone.py`` leaves rows out.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
 class Reducers(Registry["Reducer"]):
     """Token reducers; an eviction's name finds the context reducer of its scores."""
 
-    def find(self, name: str) -> type[Reducer]:
+    def find(self, name: str) -> "type[Reducer]":
         """Return a class by its name, a reducer's before an eviction's."""
         if name in self or not isinstance(name, str):
             return super().find(name)
@@ -72,7 +70,7 @@ ONCE_OF_ALL = {
 YOUNGER = frozenset({"dart"})  # reducers that no such record names, and that have settings of these names themselves
 
 
-def build_reducer(name: str, keep_ratio: float = 1.0, round_up: bool = False, **settings: Any) -> Reducer:
+def build_reducer(name: str, keep_ratio: float = 1.0, round_up: bool = False, **settings: Any) -> "Reducer":
     """Build a reducer of ``REDUCERS`` by its name; ``keep_ratio`` r is in (0, 1], ``round_up`` for matched anchors."""
     method = REDUCERS.find(name)
     known = [field.name for field in dataclasses.fields(method) if field.name != "name"]

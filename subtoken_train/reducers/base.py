@@ -247,8 +247,7 @@ class TowerReducer(Reducer, ABC):
         super().check_fit(backbone, sees_images, num_layers, tower)
         allowed = "visionzip or fastv" if "received" in tower else "fastv"
         lacks = f"which the vision tower of {backbone} does not give; use {allowed}"
-        unread = f"reducer {self.name!r} ranks by {_READS[self.statistics]}, {lacks}"
-        refuse((self.statistics not in tower, unread))
+        refuse((self.statistics not in tower, f"reducer {self.name!r} ranks by {_READS[self.statistics]}, {lacks}"))
 
     def image_counts(self, states: VisualStates) -> list[int]:
         """Divide a sample's ``kept_tokens`` among its images by size; the last keeps one."""

@@ -26,8 +26,7 @@ from subtoken_train.view.view import Need, View
 
 def page_index(context_BN: Tensor, page_size: int) -> Tensor:
     """Number each context token's page, [B, N] int64: ``page_size`` consecutive context tokens each; -1 elsewhere."""
-    ordinal_BN = context_BN.long().cumsum(-1) - 1
-    return torch.where(context_BN, ordinal_BN // page_size, -1)
+    return torch.where(context_BN, (context_BN.long().cumsum(-1) - 1) // page_size, -1)
 
 
 def page_bounds(key_BhNd: Tensor, page_BN: Tensor, num_pages: int) -> tuple[Tensor, Tensor]:
@@ -133,7 +132,19 @@ class ScoredContext(ContextReducer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_serves(self.scorer)
+        method = self.scorer
+        does_not_serve = (
+            (method.reads, "evicts nothing and chooses anew at every step of decoding, of which training has none"),
+            (method.needs_image, "reads the attention between text and image, and a context reducer is for texts"),
+            (method.reads_question, "reads the question's rows, which training predicts"),
+            ("inputs" in method.needs, "reads what a layer projects, which a context reducer is not shown"),
+            (method.across_layers, "divides its budget between layers or heads, and here all keep as many tokens"),
+            (method.name == "triattention", "foretells what is read after the prompt, which a reducer does not know"),
+            (method.merges != "none", "merges what it evicts into what stays, and a training pass leaves it out"),
+        )
+        instead = "evict with it after training, or use kvzip, snapkv or compactor"
+        own = f"eviction {method.name!r} cannot be a token reducer"
+        refuse(*((found, f"{own}: it {why}; {instead}") for found, why in does_not_serve))
 
     @cached_property
     def scorer(self) -> Eviction:
@@ -200,18 +211,3 @@ def context_reducer(method: type[Eviction]) -> type[ScoredContext]:
 
 def _remade(name: str, settings: dict[str, Any]) -> ScoredContext:
     return context_reducer(EVICTIONS.find(name))(**settings)
-
-
-def _check_serves(method: Eviction) -> None:
-    does_not_serve = (
-        (method.reads, "evicts nothing and chooses anew at every step of decoding, of which training has none"),
-        (method.needs_image, "reads the attention between text and image, and a context reducer is for texts"),
-        (method.reads_question, "reads the question's rows, which training predicts"),
-        ("inputs" in method.needs, "reads what a layer projects, which a context reducer is not shown"),
-        (method.across_layers, "divides its budget between layers or heads, and here all keep as many tokens"),
-        (method.name == "triattention", "foretells what is read after the prompt, which a reducer does not know"),
-        (method.merges != "none", "merges what it evicts into what stays, and a training pass leaves it out"),
-    )
-    instead = "evict with it after training, or use kvzip, snapkv or compactor"
-    own = f"eviction {method.name!r} cannot be a token reducer"
-    refuse(*((found, f"{own}: it {why}; {instead}") for found, why in does_not_serve))

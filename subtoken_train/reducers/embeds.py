@@ -32,8 +32,7 @@ class NoReducer(Reducer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.acts:
-            raise ValueError(f"reducer 'none' keeps every token, but keep_ratio={self.keep_ratio}; set it to 1")
+        refuse((self.acts, f"reducer 'none' keeps every token, but keep_ratio={self.keep_ratio}; set it to 1"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +70,7 @@ class UniformReducer(RankingReducer):
     ranks: ClassVar[bool] = True
 
     def scores(self, view: View) -> Tensor:
-        place_BN = view.visual.long().cumsum(-1) - 1
-        return -((place_BN * GOLDEN) % 2**32).float() / 2**32
+        return -(((view.visual.long().cumsum(-1) - 1) * GOLDEN) % 2**32).float() / 2**32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +89,7 @@ class DivPrune(RankingReducer):
 
     def scores(self, view: View) -> Tensor:
         visual_BN = view.visual
-        steps = max(self.kept_counts(visual_BN))
-        return -farthest_places(unit_rows(view.hidden_BND), visual_BN, steps)
+        return -farthest_places(unit_rows(view.hidden_BND), visual_BN, max(self.kept_counts(visual_BN)))
 
 
 def relevance(unit_BND: Tensor, visual_BN: Tensor, question_BN: Tensor) -> Tensor:
@@ -130,7 +127,6 @@ class CDPruner(RankingReducer):
         return -volume_places(unit_BND, weight_BN, visual_BN, max(self.kept_counts(visual_BN)))
 
 
-DARTStage = Literal["embeds", "decoder"]
 PIVOTS = 4
 """Pivots of the image, and of the text."""
 _LAYER = 2
@@ -171,7 +167,7 @@ class DART(RankingReducer, RankedCuts):
     """
 
     name: str = "dart"
-    stage: DARTStage = "embeds"
+    stage: Literal["embeds", "decoder"] = "embeds"
     layer: int = setting(_LAYER, 1, 10_000)
 
     reads_question: ClassVar[bool] = True

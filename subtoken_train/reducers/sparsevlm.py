@@ -89,8 +89,7 @@ def recycled_counts(dropped: int) -> tuple[int, int]:
 
 def kept_of(tokens: int, left: int) -> int:
     """Return how many tokens stay unmerged if ``left`` of ``tokens`` go on, recycled ones included; at least one."""
-    fitting = (kept for kept in range(left, 0, -1) if kept + recycled_counts(tokens - kept)[1] <= left)
-    return next(fitting, left)
+    return next((kept for kept in range(left, 0, -1) if kept + recycled_counts(tokens - kept)[1] <= left), left)
 
 
 def recycled_rows(hidden_MD: Tensor, scores_M: Tensor, dropped_M: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
@@ -121,8 +120,7 @@ class SparseVLM(StagedReducer):
     def cuts(self, num_layers: int) -> tuple[int, ...]:
         found: list[int] = []
         for cut in CUTS:
-            nearest = (2 * cut * num_layers + DEPTH) // (2 * DEPTH)
-            found.append(max(nearest, (found or [0])[-1] + 1))
+            found.append(max((2 * cut * num_layers + DEPTH) // (2 * DEPTH), (found or [0])[-1] + 1))
         return tuple(cut for cut in found if cut < num_layers)
 
     def layer_shares(self, num_layers: int) -> list[Fraction]:

@@ -54,8 +54,7 @@ class RankedCuts(DecoderReducer):
 
     def cut(self, view: View) -> Cut:
         with torch.no_grad():
-            scores_BM = self.scores(view)
-            kept = (scores_BM, view.regions_BN, view.protected_BN, view.count_B)
+            kept = (self.scores(view), view.regions_BN, view.protected_BN, view.count_B)
             return keep_ranked(*kept, self.ranks, self.merges_dropped)
 
 
@@ -137,8 +136,7 @@ class PyramidDrop(StagedReducer):
     ranks: ClassVar[bool] = True
 
     def cuts(self, num_layers: int) -> tuple[int, ...]:
-        if num_layers < self.stages:
-            raise ValueError(f"pyramiddrop: stages={self.stages}, but the model has {num_layers} layers")
+        refuse((num_layers < self.stages, f"pyramiddrop: stages={self.stages}, but the model has {num_layers} layers"))
         return tuple(num_layers * stage // self.stages for stage in range(1, self.stages))
 
     def layer_shares(self, num_layers: int) -> list[Fraction]:
@@ -167,7 +165,6 @@ def stage_share(depths: tuple[int, ...], average: Fraction, round_up: bool) -> F
     return Fraction(high if round_up or held(high) == average else max(1, low), STEPS)
 
 
-FastVStage = Literal["embeds", "decoder"]
 Ranking = Literal["adapted", "frozen"]
 
 
@@ -192,7 +189,7 @@ class FastV(RankingReducer, RankedCuts):
     """
 
     name: str = "fastv"
-    stage: FastVStage = "embeds"
+    stage: Literal["embeds", "decoder"] = "embeds"
     layer: int = setting(2, 1, 10_000)
     ranking: Ranking = "adapted"
     merge_dropped: bool = False
@@ -254,8 +251,7 @@ class PruneSchedules(NumberTable):
                 raise ValueError(f"shares[{i}] must start at 1 and never rise: layers after a cut hold no more")
             if row[-1] <= 0:
                 raise ValueError(f"shares[{i}] ends at {row[-1]:g}; the last layer holds something")
-        averages = [sum(row) / len(row) for row in self.shares]
-        if any(low >= high for high, low in pairwise([1.0, *averages])):
+        if any(low >= high for high, low in pairwise([1.0, *[sum(row) / len(row) for row in self.shares]])):
             raise ValueError("shares must be rows of falling averages below 1")
 
 

@@ -58,8 +58,7 @@ def zipped(
     rest = torch.ones(len(tokens_TC), dtype=torch.bool, device=tokens_TC.device)
     rest[dominant] = False
     targets = contextual_targets(int(rest.sum()), contextual).to(tokens_TC.device)
-    merged_cC = contextual_tokens(tokens_TC[rest], keys_Td[rest], targets)
-    return dominant, rest.nonzero()[targets, 0], merged_cC
+    return dominant, rest.nonzero()[targets, 0], contextual_tokens(tokens_TC[rest], keys_Td[rest], targets)
 
 
 def tile_shares(patches: list[int], kept: int) -> list[int]:

@@ -8,13 +8,11 @@ Legend: B batch, N positions, D model width, S value groups, L layers, h key-val
 router's outputs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -86,7 +84,7 @@ class RoutingState:
     """From layer and input [B, N, D] to the attention of rows ``query_BN`` to all, [B, N] in fp32; None: not read."""
     part: tuple[int, int] = (0, 0)  # the rows of that chunk, (first, one past the last)
 
-    def on(self, device: torch.device) -> RoutingState:
+    def on(self, device: torch.device) -> Self:
         """Return the state for a layer on a device; what layers note stays in one place."""
         if device == self.routed_BN.device:
             return self
@@ -427,5 +425,4 @@ class RouterBank(nn.Module):
         ]
 
     def _always(self, routed_BN: Tensor) -> Tensor:
-        first_BN = routed_BN.cumsum(-1) <= self.config.sinks
-        return routed_BN & (first_BN | last_marked(routed_BN, self.config.window))
+        return routed_BN & ((routed_BN.cumsum(-1) <= self.config.sinks) | last_marked(routed_BN, self.config.window))

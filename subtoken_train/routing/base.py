@@ -3,11 +3,9 @@
 Legend: B batch, N positions, D model width, S value groups, g channels of a group.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, cast, get_args
+from typing import Any, ClassVar, Literal, Self, cast, get_args
 
 from torch import Tensor, nn
 
@@ -93,8 +91,7 @@ class RoutingConfig:
         self.features = tuple(self.features)  # a list is as good, and compares with the default as one
         for name in self.features:
             check_word("routing feature", name, get_args(FeatureName))
-            if self.features.count(name) > 1:
-                raise ValueError(f"routing features names {name!r} twice; once is enough")
+            refuse((self.features.count(name) > 1, f"routing features names {name!r} twice; once is enough"))
         check_word("balance_scope", self.balance_scope, ("sample",))
         check_word("fill", self.fill, get_args(Fill))
 
@@ -150,15 +147,6 @@ class RoutingConfig:
             (self.selector not in ("linear", "mlp"), f"{reads} {self.selector!r}: use 'linear' or 'mlp'"),
         )
 
-    def _check_delay(self, tokens: int) -> None:
-        held, share = min(self.window, tokens), int(exact(self.byte_share) * tokens)
-        delay = f"budget 'delayed': the delay, window {self.window:,},"
-        more = f"holds more entries of every head than byte_share {self.byte_share:.6g} of {tokens:,} tokens, {share:,}"
-        refuse(
-            (held == tokens, f"{delay} is no shorter than the context of {tokens:,} tokens, so no entry would go"),
-            (held > share, f"{delay} {more}: raise byte_share, or lower window"),
-        )
-
     def closed_target(self, progress: float) -> float:
         """Return the wanted share of closed gates: entries per kept one grow linearly with ``progress`` to 1."""
         return 1 - 1 / (1 + min(1.0, progress) * (1 / self.byte_share - 1))
@@ -166,9 +154,15 @@ class RoutingConfig:
     def check_tokens(self, shape: KVShape, tokens: int) -> None:
         """Raise a worded ``ValueError`` where a budget is less than what sinks and window take of ``tokens``."""
         if self.budget == "delayed" and tokens:
-            return self._check_delay(tokens)
+            held, most = min(self.window, tokens), int(exact(self.byte_share) * tokens)
+            delay = f"budget 'delayed': the delay, window {self.window:,},"
+            more = f"holds more entries of every head than byte_share {self.byte_share:.6g} of {tokens:,} tokens"
+            refuse(
+                (held == tokens, f"{delay} is no shorter than the context of {tokens:,} tokens, so no entry would go"),
+                (held > most, f"{delay} {more}, {most:,}: raise byte_share, or lower window"),
+            )
         if self.budget != "bytes" or not self.drops or not tokens:
-            return None
+            return
         costs, heads = head_costs(shape, self.num_groups), 1 if self.byte_pool == "head" else shape.num_kv_heads
         entry = costs.key + self.num_groups // shape.num_kv_heads * costs.group
         needed = min(tokens, self.sinks + self.window) * entry * heads
@@ -178,7 +172,6 @@ class RoutingConfig:
             share = f"byte_share {self.byte_share:.6g} of {tokens:,} tokens is {spent:,} bytes for a {unit}"
             kept = f"less than the {needed:,} that sinks {self.sinks} and window {self.window} take"
             raise ValueError(f"{share}, {kept}: raise byte_share, or lower sinks or window")
-        return None
 
     @property
     def drops(self) -> bool:
@@ -211,7 +204,7 @@ class RoutingConfig:
         """Return the settings that only learned routers have and that differ from their defaults."""
         return self._changed(_OF_ROUTERS)
 
-    def without_router(self, selector: str) -> RoutingConfig:
+    def without_router(self, selector: str) -> Self:
         """Return the same under a router-free selector; settings that only routers have take their defaults."""
         defaults = {name: getattr(RoutingConfig, name) for name in _OF_ROUTERS}
         return replace(self, selector=selector, selector_options={}, **defaults)

@@ -179,8 +179,7 @@ def read_request(body: bytes, limits: Limits, raw: bool = False, marks: bool = F
     else:
         assert isinstance(read, _Text)
         texts = [read.prompt] if isinstance(read.prompt, str) else read.prompt
-        if len(texts) != 1:
-            raise ValueError(f"prompt has {len(texts)} texts; send one, and a request for each other")
+        refuse((len(texts) != 1, f"prompt has {len(texts)} texts; send one, and a request for each other"))
         (messages, _), asked, template = read_messages(texts[0]), None, {}
     samples = {"temperature": read.temperature, "top_p": read.top_p, "top_k": 0} if read.temperature else {}
     settings: dict[str, Any] = {"do_sample": bool(samples), **samples}

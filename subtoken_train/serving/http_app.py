@@ -313,8 +313,7 @@ class _Reply:
         kind = self._kind if self._chat.raw else f"{self._kind}.chunk"
         said = {"text": (delta or {}).get("content", "")} if self._chat.raw else {"delta": delta}
         choice = {"index": 0, **said, "logprobs": None, "finish_reason": finish}
-        choices = [] if delta is None else [choice]
-        return json.dumps({**self._about, "object": kind, "choices": choices, **more})
+        return json.dumps({**self._about, "object": kind, "choices": [] if delta is None else [choice], **more})
 
 
 def _error_body(error: RefusedError) -> dict[str, Any]:

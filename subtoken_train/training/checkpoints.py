@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from subtoken_train.documents import read_json
+from subtoken_train.errors import at_place, refuse
 from subtoken_train.outputs import flush
 from subtoken_train.typed import checked, typed
 
@@ -58,16 +59,13 @@ def read_marker(checkpoint: Path) -> Marker:
     path = checkpoint / MARKER
     if not path.is_file() or checkpoint.suffix == PARTIAL:
         raise ValueError(f"{checkpoint} is not a complete checkpoint (no {MARKER} in it); use another one of the run")
-    try:
+    with at_place(f"{path} cannot be read (", f"); remove {checkpoint} to use an older checkpoint"):
         content = checked(dict[str, Any], read_json(path), "it")
         version = checked(int, content.get("schema_version"), "schema_version")
         if version <= SCHEMA_VERSION:
             marker = typed(Marker, content, "it")
-            if marker.step < 0 or marker.world_size < 1:
-                raise ValueError(f"step {marker.step} of {marker.world_size} processes")
+            refuse((marker.step < 0 or marker.world_size < 1, f"step {marker.step} of {marker.world_size} processes"))
             return marker
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be read ({error}); remove {checkpoint} to use an older checkpoint") from None
     raise ValueError(f"{checkpoint} was written in layout {version}, and this reads up to {SCHEMA_VERSION}: upgrade")
 
 

@@ -356,6 +356,4 @@ def see_blank_image(parts: CompressedBackbone, batch: Batch) -> None:
     blank = Batch(nothing_BN, nothing_BN, nothing_BN, -one_B, pixels.to(device), one_B, ["blank"])
     blank.image_grid_I3 = None if grid is None else grid.to(device)
     statistics = reducer.statistics if isinstance(reducer, TowerReducer) and reducer.acts else None
-    states = family.visual_states(blank, statistics)
-    assert states is not None
-    family.project(torch.cat(states.tokens))
+    family.project(torch.cat(family.visual_states(blank, statistics).tokens))

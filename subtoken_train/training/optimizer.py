@@ -51,8 +51,7 @@ def rate_scale(config: OptimizerConfig, total_steps: int) -> Callable[[int], flo
         warm = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
         if config.schedule == "constant":
             return warm
-        span = max(1, total_steps - config.warmup_steps)
-        progress = min(1.0, max(0, step - config.warmup_steps) / span)
+        progress = min(1.0, max(0, step - config.warmup_steps) / max(1, total_steps - config.warmup_steps))
         floor = config.final_fraction
         return warm * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)))
 

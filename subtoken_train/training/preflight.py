@@ -15,7 +15,7 @@ from subtoken_train.datasets.datamodule import CorpusDataModule, RecallDataModul
 from subtoken_train.datasets.ordered import OrderedDataModule
 from subtoken_train.engine.build import start_warm
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import in_a_recipe
+from subtoken_train.errors import in_a_recipe, refuse
 from subtoken_train.families.backbone_config import BackboneConfig, is_hub_id
 from subtoken_train.families.family import Family
 from subtoken_train.families.load import layout_family, with_processor
@@ -70,8 +70,7 @@ class NominalPrompt(NamedTuple):
 def nominal_prompt(family: Family, data: OrderedDataModule[Any]) -> NominalPrompt:
     """Return one image and as many text tokens as the paper's; for a language model a block of the recipe's corpus."""
     text, images = isinstance(data, CorpusDataModule | RecallDataModule), family.image_token_id is not None
-    if images and text:
-        raise ValueError(f"{family.name} reads images, but data names text without any; set data.train_file")
+    refuse((images and text, f"{family.name} reads images, but data names text without any; set data.train_file"))
     if not images and not text:
         kind = family.model.config.model_type
         raise ValueError(f"{kind} is a language model, but data names records of images; name a corpus in data.train")

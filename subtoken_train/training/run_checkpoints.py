@@ -59,8 +59,7 @@ class StopSignals:
         if isinstance(environment, SLURMEnvironment) and environment.auto_requeue:
             self._requeue_signal = int(environment.requeue_signal or signal.SIGUSR1)
         for number in filter(None, (signal.SIGINT, signal.SIGTERM, self._requeue_signal)):
-            previous = signal.signal(number, self._note)
-            self._previous.setdefault(number, previous)
+            self._previous.setdefault(number, signal.signal(number, self._note))
         trainer._signal_connector._original_handlers.update(self._previous)  # what Lightning gives back: not ours
 
     def restore(self) -> None:
@@ -238,6 +237,8 @@ class RunCheckpoints(Checkpoint):
         if self._signals.saving and not self._inside_window:
             self.save(trainer)
 
+    on_train_end = on_validation_start
+
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
@@ -249,10 +250,6 @@ class RunCheckpoints(Checkpoint):
         """Obey early stopping, which may have asked for a stop inside an accumulation window."""
         if self._signals.saving:
             self._hold_stop(trainer)
-
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        if self._signals.saving and not self._inside_window:
-            self.save(trainer)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Give the signals back; Lightning skips ``teardown`` then."""

@@ -4,14 +4,13 @@
 the name back.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Self
 
 from filelock import FileLock, Timeout
 
@@ -40,7 +39,7 @@ class RunMarker:
     schema_version: int = SCHEMA_VERSION
 
     @classmethod
-    def new(cls) -> RunMarker:
+    def new(cls) -> Self:
         """Make the marker of a run that begins now."""
         return cls(__version__, datetime.now(UTC).isoformat(timespec="seconds"), os.environ.get("SLURM_JOB_ID"))
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import check_package
+from subtoken_train.errors import check_package, refuse
 from subtoken_train.families.load import layout_family
 from subtoken_train.outputs import write_whole
 from subtoken_train.training.checkpoints import STATE, read_marker
@@ -136,8 +136,7 @@ def gathered(tensor: Tensor) -> Tensor:
 
         with deepspeed.zero.GatheredParameters([tensor]):
             return tensor.detach().cpu().clone()
-    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return whole.detach().cpu().clone()
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().cpu().clone()
 
 
 def adapter_tensors(parts: CompressedBackbone) -> dict[str, Tensor]:
@@ -178,6 +177,5 @@ def _of_deepspeed(folder: Path) -> dict[str, Tensor]:
 
 
 def _checked(name: str, tensor: Tensor) -> Tensor:
-    if tensor.numel() == 0:
-        raise ValueError(f"tensor {name} is empty: it was taken from a model whose weights are shared out")
+    refuse((tensor.numel() == 0, f"tensor {name} is empty: it was taken from a model whose weights are shared out"))
     return tensor

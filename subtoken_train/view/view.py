@@ -12,8 +12,6 @@ of the keys (K = N, and Q = N in a prompt's pass; S rows of a task are behind it
 heads, h key-value heads, d head width, D model width, W chosen rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
@@ -157,7 +155,7 @@ class View:
         if need not in self.needs:
             raise _undeclared(thing, need)
 
-    def replaced(self, **changes: Any) -> View:
+    def replaced(self, **changes: Any) -> "View":
         """Return a copy with changes; ``dataclasses.replace`` would read what is not there."""
         given = {each.name: vars(self)[each.name] for each in fields(self) if each.init and each.name in vars(self)}
         return View(**given | changes)
@@ -290,8 +288,7 @@ class View:
     def window(self, count: int | Tensor) -> Tensor:
         """Mark the last ``count`` entries (a number, or [B, 1]), bool [B, N]; of those after the scope, if any."""
         following_BN = self.entries_BN & (self.in_scope_BN.flip(-1).cumsum(-1).flip(-1) == 0)
-        rows_BN = torch.where(following_BN.any(-1, keepdim=True), following_BN, self.entries_BN)
-        return last_marked(rows_BN, count)
+        return last_marked(torch.where(following_BN.any(-1, keepdim=True), following_BN, self.entries_BN), count)
 
     def last_rows(self, window: int) -> Tensor:
         """Index the last ``window`` entries of every sample, ascending, [B, W]; -1 pads samples with fewer."""
@@ -299,7 +296,7 @@ class View:
         slot_BW = self.entries_BN.sum(-1, keepdim=True) - window + torch.arange(window, device=order_BN.device)
         return order_BN.gather(1, slot_BW.clamp(min=0)).masked_fill(slot_BW < 0, -1)
 
-    def among(self, entries_BN: Tensor) -> tuple[View, Tensor]:
+    def among(self, entries_BN: Tensor) -> "tuple[View, Tensor]":
         """Return a view of some entries alone (others are padding), and their places, int64 [B, C], else 0."""
         length, reach = self.regions_BN.shape[1], self.reach
         index_BC, valid_BC = kept_index(entries_BN & self.entries_BN, pad_left=False)

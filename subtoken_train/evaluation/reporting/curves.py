@@ -80,8 +80,7 @@ def within(ratios_p: Sequence[float], losses_p: Sequence[float], tolerance: floa
         for r, next_r, loss, next_loss in zip(ratios_p, ratios_p[1:], losses_p, losses_p[1:], strict=False)
         if (loss <= tolerance) != (next_loss <= tolerance)
     ]
-    if losses_p[-1] <= tolerance:
-        crossings.append(ratios_p[-1])
+    crossings += [ratios_p[-1]] if losses_p[-1] <= tolerance else []
     return float(crossings[-1]) if crossings else None
 
 
@@ -91,8 +90,7 @@ def make_curves(arms: Sequence[ArmResults]) -> list[Curve]:
     for arm in filter(lambda arm: arm.compressed, arms):
         words = method_words(arm)
         budgets = [other.facts.nominal_kv for other in families[arm.facts.backbone, words]]
-        own = f"{words}: {arm.name}" if arm.facts.nominal_kv in budgets else words
-        families[arm.facts.backbone, own].append(arm)
+        families[arm.facts.backbone, f"{words}: {arm.name}" if arm.facts.nominal_kv in budgets else words].append(arm)
     curves = [_curve(*key, members, arms) for key, members in sorted(families.items()) if members]
     return [curve for curve in curves if curve is not None]
 

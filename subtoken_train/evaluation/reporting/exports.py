@@ -127,8 +127,7 @@ def _latex_cell(cell: told.Cell, samples: int) -> str:
         return "--" if cell is None else latex_escape(cell)
     number = latex_escape(cell.value_text)
     words = " ".join(filter(None, [cell.interval_text if cell.signed else "", cell.remark(samples)]))
-    small = rf" {{\scriptsize {latex_escape(words)}}}" if words else ""
-    text = (f"${number}$" if cell.signed else number) + small
+    text = (f"${number}$" if cell.signed else number) + (rf" {{\scriptsize {latex_escape(words)}}}" if words else "")
     return rf"\textcolor{{gray}}{{{text}}}" if cell.moot else text
 
 

@@ -145,8 +145,7 @@ def _figure(height: float) -> tuple[Figure, Axes]:
 def _lines(words: str, width: int) -> str:
     """Wrap words to some width; of very long ones the middle goes, because names differ at their ends."""
     shown, most = plain(words), 3 * width - 3
-    cut = shown if len(shown) <= most else f"{shown[: most // 2]}…{shown[-most // 2 :]}"
-    return textwrap.fill(cut, width)
+    return textwrap.fill(shown if len(shown) <= most else f"{shown[: most // 2]}…{shown[-most // 2 :]}", width)
 
 
 def _legend(figure: Figure, handles: Sequence[Line2D | Patch], moot: bool) -> None:

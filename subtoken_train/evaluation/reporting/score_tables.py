@@ -75,8 +75,7 @@ class Estimate:
 
     def remark(self, samples: int) -> str:
         """Return what a cell adds: its own n where it is not the column's, and its marks."""
-        own = [f"n = {self.n:,}"] if self.n != samples else []
-        return "; ".join([*own, *self.marks])
+        return "; ".join([*([f"n = {self.n:,}"] if self.n != samples else []), *self.marks])
 
     def _printed(self, value: float | None) -> str:
         assert value is not None
@@ -107,8 +106,7 @@ def _difference_part(arm: ArmResults, anchor: ArmResults, task: str) -> Estimate
         return "other samples"
     shared = [seed for seed in ours if seed in others]
     first = [ours[seed] for seed in shared] or list(ours.values())
-    second = [others[seed] for seed in shared] or list(others.values())
-    table_sn = _scores_sn([*first, *second])
+    table_sn = _scores_sn([*first, *([others[seed] for seed in shared] or list(others.values()))])
     if not table_sn.size:
         return "no shared samples"
     first_sn, second_sn = table_sn[: len(first)], table_sn[len(first) :]
@@ -253,8 +251,7 @@ def make_tables(arms: Sequence[ArmResults]) -> tuple[ScoreTable, ...]:
         falling.setdefault(run.manifest.task, []).append(run.manifest.primary.replace("_", " "))
     below = {task: f"{task} ({', '.join(_once(names))}, lower is better)" for task, names in falling.items()}
     if any(task in PAPER_TASKS for task in present):
-        columns = {**PAPER_TASKS, **{mean: mean for mean in MEANS}}
-        tables.append(_table("Scores, the paper's layout", columns, arms))
+        tables.append(_table("Scores, the paper's layout", {**PAPER_TASKS, **{mean: mean for mean in MEANS}}, arms))
     for modality in get_args(Modality):
         others = [task for task in present if task not in PAPER_TASKS and TASKS[task].modality == modality]
         if others:
@@ -315,12 +312,10 @@ def _flags(
     arm: ArmResults, anchor: ArmResults | None, cost: Cost, ratio: float | None, tasks: Sequence[str]
 ) -> list[str]:
     facts, sums, flags = arm.facts, cost.total, []
-    if facts.anchor is not None and anchor is None:
-        flags.append(f"its anchor {facts.anchor} has no results here")
+    flags += [f"its anchor {facts.anchor} has no results here"] if facts.anchor is not None and anchor is None else []
     if anchor is not None and anchor.facts.nominal_kv < facts.nominal_kv:
         flags.append(f"the anchor keeps less: {anchor.facts.nominal_kv:.3%} of the KV against {facts.nominal_kv:.3%}")
-    if ratio is not None and ratio < 1:
-        flags.append(f"the anchor takes {1 - ratio:.2%} fewer bytes (measured)")
+    flags += [f"the anchor takes {1 - ratio:.2%} fewer bytes (measured)"] if ratio is not None and ratio < 1 else []
     if facts.acts != "-" and sums["dense_kv_bytes"] and not cost.acted:
         flags.append("compression did nothing: no entry left the cache")
     if sums["unread_bytes"]:

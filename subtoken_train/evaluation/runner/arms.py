@@ -297,8 +297,7 @@ def _compression(spec: ArmSpec, kept: object) -> tuple[object, ...]:
 def _untrained(arm: Arm, solved: Reducer, pool: ModelPool) -> ArmSpec:
     """An untrained anchor, named after the arm as it was trained: one serves all selectors."""
     seed = arm.spec.seed if arm.spec.drawing else None
-    keep = _anchor_keep(arm.spec)
-    base = replace(arm.spec, selector=None, groups=None, layout=None, seed=seed, eviction_keep=keep)
+    base = replace(arm.spec, selector=None, groups=None, layout=None, seed=seed, eviction_keep=_anchor_keep(arm.spec))
     config = None if base.adapter is None else pool.adapter(base.adapter)
     return replace(
         base,

@@ -3,8 +3,6 @@
 The cell's manifest is written before the first answer: only answers of the same kind may join those of a folder.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -16,7 +14,7 @@ from datetime import timedelta
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -36,7 +34,7 @@ from subtoken_train.inference import text_prompts
 from subtoken_train.inference.batched import generate_batch, in_batches, score_batch
 from subtoken_train.inference.cache_report import Measured, Outcome
 from subtoken_train.inference.compression import Compression
-from subtoken_train.outputs import take_lock
+from subtoken_train.outputs import take_lock, unmake_folders
 from subtoken_train.types import Batch, Protocol, Turn
 from subtoken_train.version import __version__
 
@@ -119,7 +117,7 @@ def run_cell(
     folder: Path,
     backbone: CompressedBackbone,
     batch_size: int,
-    processes: Processes,
+    processes: "Processes",
     progress: Progress | None = None,
 ) -> None:
     """Answer what a folder lacks, in the batches of an uninterrupted run; nothing is answered again."""
@@ -230,8 +228,7 @@ def samples_digest(samples: Sequence[Sample]) -> str:
 
 
 def _as_read(settings: dict[str, Any]) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(json.dumps(settings, default=str))
-    return content
+    return dict(json.loads(json.dumps(settings, default=str)))
 
 
 _PATIENCE = timedelta(days=1)  # between two meetings lies what one process answers of a task
@@ -246,7 +243,7 @@ class Processes:
     local_rank: int = 0
 
     @classmethod
-    def from_environment(cls) -> Processes:
+    def from_environment(cls) -> Self:
         """Read what torchrun sets; one process without it."""
         defaults = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0}
         return cls(*(int(os.environ.get(name, default)) for name, default in defaults.items()))
@@ -275,7 +272,7 @@ class Processes:
         if self.count > 1:
             dist.barrier()
 
-    def __enter__(self) -> Processes:
+    def __enter__(self) -> Self:
         if self.count > 1:
             dist.init_process_group("gloo", timeout=_PATIENCE)
             if self.local_rank < torch.cuda.device_count():
@@ -307,9 +304,7 @@ def alone(folder: Path, processes: Processes) -> Iterator[None]:
     except BaseException:
         if made and not any(path.stat().st_size for path in folder.rglob(results.SAMPLES_GLOB)):
             shutil.rmtree(folder)  # the lock's file is in it, so nobody waits for it
-            for parent in made[1:]:
-                if not any(parent.iterdir()):
-                    parent.rmdir()
+            unmake_folders(made[1:])
         raise
     finally:
         lock.release()

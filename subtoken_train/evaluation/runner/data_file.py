@@ -15,7 +15,7 @@ from subtoken_train.datasets.records import InstructionRecords, Record
 from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
 from subtoken_train.documents import read_json
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
-from subtoken_train.errors import SubTokenWarning, at_place, refuse, unknown_name
+from subtoken_train.errors import SubTokenWarning, at_place, check_word, refuse
 from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evaluation.metrics.metric import MeanScores
 from subtoken_train.evaluation.results import SampleRecord
@@ -164,8 +164,7 @@ def write_runs(runs: Sequence[Run], path: Path) -> None:
 
 def read_scores(path: Path, arm: str) -> Evaluation:
     """Read the scores of an arm and of the others in a file of ``evaluate --out``; all answered the same questions."""
-    if not path.is_file():
-        raise ValueError(f"metrics {path} is not a file; 'subtoken-train evaluate --out FILE' writes one")
+    refuse((not path.is_file(), f"metrics {path} is not a file; 'subtoken-train evaluate --out FILE' writes one"))
     with at_place(f"metrics {path} is not a record of 'subtoken-train evaluate --out' (", ")"):
         content = read_json(path)
         if not isinstance(content, dict):
@@ -173,10 +172,8 @@ def read_scores(path: Path, arm: str) -> Evaluation:
         runs = [_checked(run, f"runs[{i}]") for i, run in enumerate(checked(list[Any], content.get("runs"), "runs"))]
     arms = {run["arm"]: column_of(run) for run in runs}
     asked = {(run["data"], run["data_sha256"], tuple(run["kinds"])) for run in runs}
-    if arm not in arms:
-        raise unknown_name(f"arm of {path}", arm, arms)
-    if len(asked) != 1:
-        raise ValueError(f"the arms of {path} answered different questions; evaluate them in one call")
+    check_word(f"arm of {path}", arm, arms)
+    refuse((len(asked) != 1, f"the arms of {path} answered different questions; evaluate them in one call"))
     data, digest, _ = asked.pop()
     return Evaluation(data, digest, arms.pop(arm), tuple(arms.values()))
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from subtoken_train.artifact.hub import adapter_folder
 from subtoken_train.datasets.image_sources import find_image
+from subtoken_train.errors import refuse
 from subtoken_train.evaluation.metrics.short_answers import Answered
 from subtoken_train.evaluation.runner.arms import describe_arm, load_arm
 from subtoken_train.evaluation.runner.cell import ONE, Progress, alone, finished, make_cell, run_cell, write_manifest
@@ -69,8 +70,7 @@ class PromptFile(OwnLines):
             if getattr(line, first) is not None and getattr(line, second) is not None:
                 raise ValueError(f"{first} and {second} are given; write one of them")
         prompt, names = line.prompt if line.messages is None else line.messages, listed(line.image or line.images)
-        if prompt is None:
-            raise ValueError("there is no prompt; write prompt or messages")
+        refuse((prompt is None, "there is no prompt; write prompt or messages"))
         messages, _ = read_messages(prompt)
         images = self.images(names, folder)
         if missing := [image for image in images if not find_image(image).is_file()]:
@@ -90,8 +90,7 @@ class PromptFile(OwnLines):
         if not are_placed([turn.prompt for turn in turns], len(names)):  # then the images stand in front
             turns[0] = replace(turns[0], prompt=f"{IMAGE_MARK}\n" * len(names) + turns[0].prompt)
         *earlier, last = turns
-        if last.answer is not None:
-            raise ValueError("the last message is the assistant's; end with what the user says")
+        refuse((last.answer is not None, "the last message is the assistant's; end with what the user says"))
         return replace(sample, prompt=last.prompt, earlier=tuple(earlier))
 
 

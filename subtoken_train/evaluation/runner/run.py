@@ -57,8 +57,7 @@ def run_grid(
                 cell = make_cell(arm, task, samples, backbone.family, grid.max_length)
                 run_cell(cell, folder, backbone, grid.batch_size, processes, progress)
                 if processes.first:
-                    records = read_samples(folder)
-                    found = [record.emptied for record in records.values()]
+                    found = [record.emptied for record in read_samples(folder).values()]
                     if words := emptied_words(found, *who_drops(arm.routing, arm.facts.eviction)):
                         say(f"{name}: {words}")
                     task.write_for_others(folder)

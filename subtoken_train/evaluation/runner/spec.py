@@ -55,8 +55,7 @@ class Grid:
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.arms or not self.tasks:
-            raise ValueError(f"a grid needs {'arms' if self.tasks else 'tasks'}; got none")
+        refuse((not self.arms or not self.tasks, f"a grid needs {'arms' if self.tasks else 'tasks'}; got none"))
         for name in ("limit", "batch_size", "max_length"):
             check_range(name, getattr(self, name), 1)
         check_word("anchors", self.anchors, get_args(Anchors))
@@ -107,8 +106,7 @@ def read_grid(path: Path, **overrides: Any) -> Grid:
     is_recipe = isinstance(content, dict) and content.keys() >= {"model", "data"}
     refuse((is_recipe, f"{path} is a recipe, not a grid of arms and tasks; {instead}"))
     read = vars(typed(_File, content, str(path)))
-    if not read["out"]:
-        raise ValueError(f"{path}: out must name the results folder")
+    refuse((not read["out"], f"{path}: out must name the results folder"))
     settings = {key: value for given in (read, overrides) for key, value in given.items() if value is not None}
     settings |= {key: Path(settings[key]) for key in ("out", "data_root") if key in settings}
     with at_place(f"{path}: "):

@@ -3,8 +3,6 @@
 Errors name file and line; images stay encoded until they are opened.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import re
@@ -55,11 +53,10 @@ class FileRow(NamedTuple):
 
     def image(self, column: str = "image") -> tuple[media.ImageSource]:
         """Return the row's image."""
-        if self.values[column] is None:
-            raise ValueError(f"{self.place}: the row has no image; fetch the file again")
+        refuse((self.values[column] is None, f"{self.place}: the row has no image; fetch the file again"))
         return (self.values[column],)
 
-    def with_values(self, **values: Any) -> FileRow:
+    def with_values(self, **values: Any) -> "FileRow":
         """Return the row with some values more, or others."""
         return FileRow({**self.values, **values}, self.place)
 
@@ -178,8 +175,7 @@ def read_table(path: Path, columns: Sequence[str], delimiter: str = ",", header:
                 rows.append(FileRow(dict(zip(names, cells, strict=True)), place))
     except csv.Error as error:
         raise ValueError(f"{path}, line {line}: {error}; {CUT_OFF}") from None
-    if not names:
-        raise ValueError(f"{path} is empty; {CUT_OFF}")
+    refuse((not names, f"{path} is empty; {CUT_OFF}"))
     return rows
 
 
@@ -225,13 +221,11 @@ def read_split(
 def _encoded_image(dataset: Dataset, row: int, column: str) -> bytes:
     value = dataset[row][column]
     if isinstance(value, list):
-        if len(value) != 1:
-            raise ValueError(f"the row holds {len(value)} images, where one belongs; fetch the files again")
+        refuse((len(value) != 1, f"the row holds {len(value)} images, where one belongs; fetch the files again"))
         value = value[0]
     if isinstance(value, dict):
         value = value.get("bytes")
-    if value is None:
-        raise ValueError("the row holds no bytes of an image; fetch the files again")
+    refuse((value is None, "the row holds no bytes of an image; fetch the files again"))
     return bytes(value)
 
 
@@ -283,8 +277,7 @@ def _encoded(dataset: Dataset) -> Dataset:
 
 def check_complete(task: Task, samples: Sequence[Sample], limit: int | None) -> None:
     """Refuse a part of a set as if it were the set, unless a run asks for no more samples than its files hold."""
-    if not samples:
-        raise ValueError(f"task {task.name}: {task.source or task.hub_id} holds no sample. {task.where}")
+    refuse((not samples, f"task {task.name}: {task.source or task.hub_id} holds no sample. {task.where}"))
     found, expected = len(samples), task.expected_rows
     if expected is None or found == expected or (limit is not None and found >= limit):
         return

@@ -154,10 +154,8 @@ def best_placed_letter(text: str, letters: Iterable[str]) -> str | None:
         places += [(rank, padded.rfind(framed), letter) for rank, framed in frames if framed in padded]
         after = (padded.lower().find(said) + len(said) for said in WORDS["answer_phrases"] if said in padded.lower())
         places += [(7, padded.find(letter, start), letter) for start in after if letter in padded[start:]]
-        if bare.startswith(letter) and not bare[1:2].isalpha():
-            places.append((10, 0, letter))
-        if bare.endswith(letter) and not bare[-2:-1].isalpha():
-            places.append((9, len(padded) - 1, letter))
+        places += [(10, 0, letter)] if bare.startswith(letter) and not bare[1:2].isalpha() else []
+        places += [(9, len(padded) - 1, letter)] if bare.endswith(letter) and not bare[-2:-1].isalpha() else []
     places = places or [(0, padded.rfind(letter), letter) for letter in letters if letter in padded]
     return max(places)[2] if places else None
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from subtoken_train.documents import check_file_name
-from subtoken_train.errors import MAX_TOKENS
+from subtoken_train.errors import MAX_TOKENS, refuse
 from subtoken_train.evaluation.metrics.metric import MeanScores, Prediction, TaskMetric, mean_of
 from subtoken_train.evaluation.tasks.files import FileRow, benchmark_text, read_split, read_table, task_source
 from subtoken_train.evaluation.tasks.image_questions import lettered
@@ -113,8 +113,7 @@ class MMLU(Task):
 
     def prefix(self, subject: str, examples: Sequence[FileRow]) -> str:
         """Return the description and solved examples before a question."""
-        gap = "  " if self.style == "hendrycks" else " "
-        about = gap + subject.replace("_", " ")
+        about = ("  " if self.style == "hendrycks" else " ") + subject.replace("_", " ")
         solved = (f"{self.question(row)} {_LETTERS[_answer(row)]}\n\n" for row in examples)
         return f"The following are multiple choice questions (with answers) about{about}.\n\n{''.join(solved)}"
 
@@ -139,8 +138,7 @@ class MMLU(Task):
         else:
             for row in read_split(self, split, self.columns, config="all"):
                 subjects[row.values["subject"]].append(row)
-        if not subjects:
-            raise ValueError(f"task mmlu: {folder} has no *_{split}.csv. {self.where}")
+        refuse((not subjects, f"task mmlu: {folder} has no *_{split}.csv. {self.where}"))
         return subjects
 
 
@@ -197,8 +195,7 @@ class OwnText(WikiText):
     query_words: int = 128
 
     def _text(self) -> str:
-        source = task_source(self)
-        return benchmark_text(Path(source) / self.text_files[0])
+        return benchmark_text(Path(task_source(self)) / self.text_files[0])
 
 
 def windows(text: str, sizes: Sequence[int]) -> Iterable[Sample]:
@@ -212,5 +209,4 @@ def windows(text: str, sizes: Sequence[int]) -> Iterable[Sample]:
         context_end, prefix_end, end = (ends[first + words - 1] for words in (context, context + prefix, window))
         scored = text[prefix_end:end]
         counts = {"words": query, "bytes": len(scored.encode())}
-        end_of_context = context_end - start
-        yield Sample(str(number), text[start:prefix_end], counts, (), (scored,), end_of_context, kind="window")
+        yield Sample(str(number), text[start:prefix_end], counts, (), (scored,), context_end - start, kind="window")

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from subtoken_train.datasets.image_sources import inside
 from subtoken_train.documents import text_problem
-from subtoken_train.errors import MAX_TOKENS, at_place, check_word
+from subtoken_train.errors import MAX_TOKENS, at_place, check_word, refuse
 from subtoken_train.evaluation.metrics.metric import MeanScores
 from subtoken_train.evaluation.metrics.short_answers import evalai_answer, leave_one_out, lmms_similarity, relaxed_match
 from subtoken_train.evaluation.tasks.files import read_jsonl, unique_ids
@@ -93,8 +93,7 @@ class OwnLines(Task):
             with at_place(f"{row.place}: "):
                 samples.append(self.sample(line, str(number if line.id is None else line.id), path.parent))
         unique_ids((sample.id, row.place) for sample, row in zip(samples, rows, strict=True))
-        if not samples:
-            raise ValueError(f"{path} has no line; {self.where}")
+        refuse((not samples, f"{path} has no line; {self.where}"))
         return samples
 
     def _file(self) -> Path:

@@ -27,7 +27,7 @@ from importlib.resources import files as files_of_package
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, NamedTuple
 
-from subtoken_train.errors import check_package, unknown_name
+from subtoken_train.errors import check_package, refuse, unknown_name
 from subtoken_train.evaluation.metrics.metric import MeanOfTasks, MeanScores
 from subtoken_train.evaluation.tasks import files
 from subtoken_train.evaluation.tasks.files import FileRow, find_file, task_folder
@@ -207,16 +207,14 @@ class LongBench(LongContext):
         paths = [find_file(self, source, f"{name}.jsonl", f"data/{name}.jsonl") for name in self.sets]
         made = []
         for name, path in zip(self.sets, paths, strict=True):
-            rows = files.read_jsonl(path, self.columns)
-            made += [self._sample(name, number, row) for number, row in enumerate(rows)]
+            made += [self._sample(name, number, row) for number, row in enumerate(files.read_jsonl(path, self.columns))]
         return made
 
     def _sample(self, name: str, number: int, row: FileRow) -> Sample:
         if (stated := row.values.get("dataset", name)) != name:
             raise ValueError(f"{row.place}: dataset is {stated!r}, in the file of {name!r}; fetch the file again")
         answers = row.texts("answers")
-        if not answers:
-            raise ValueError(f"{row.place}: no answers; fetch the file again")
+        refuse((not answers, f"{row.place}: no answers; fetch the file again"))
         if name in PARAGRAPH and not all(PARAGRAPH[name].search(answer) for answer in answers):
             raise ValueError(f"{row.place}: an answer names no paragraph: {answers[0][:80]!r}; fetch the file again")
         reference, own = {"set": name, "answers": answers}, SETS[name]

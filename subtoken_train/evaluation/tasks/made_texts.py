@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 from subtoken_train.artifact.hub import check_fetched
 from subtoken_train.datasets.recall import ADJECTIVES, NAMES, NOUNS
 from subtoken_train.documents import read_text
-from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, clipped
+from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, clipped, refuse
 from subtoken_train.evaluation.tasks.ruler import NEW_TOKENS, LongContext, family, parts_of, ruler_sample
 from subtoken_train.evaluation.tasks.table import WORDS
 from subtoken_train.evaluation.tasks.task import Sample, Task
@@ -225,8 +225,7 @@ class RulerSynthetic(MadeTexts, LongContext):
             def fits(size: int, make: Callable[[int], Text] = make, budget: int = budget) -> bool:
                 return count(make(size).whole) <= budget
 
-            size = largest_fitting(fits, size if number else 0, MAKERS[task].smallest, MAKERS[task].largest)
-            text = make(size)
+            text = make(largest_fitting(fits, size if number else 0, MAKERS[task].smallest, MAKERS[task].largest))
             parts = text.context, *parts_of(self, text.rest, task)
             samples.append(ruler_sample(self, task, f"{task}-{number}", parts, text.answers))
         return samples
@@ -347,8 +346,7 @@ class NeedleMap(MadeTexts, LongContext):
         if self.haystack is None:
             return [NOISE]
         found = [part for part in re.split(r"(?<=[.!?])\s+", read_text(Path(self.haystack)).strip()) if part]
-        if not found:
-            raise ValueError(f"haystack {self.haystack} holds no text")
+        refuse((not found, f"haystack {self.haystack} holds no text"))
         return [" ".join(each.split()) for each in found]
 
     def _text(self, sentences: list[str], number: int, size: int, depth: float) -> Text:

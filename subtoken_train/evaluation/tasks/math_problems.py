@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
-from subtoken_train.errors import check_package
+from subtoken_train.errors import check_package, refuse
 from subtoken_train.evaluation.metrics.metric import mean_of
 from subtoken_train.evaluation.metrics.short_answers import levenshtein
 from subtoken_train.evaluation.tasks.files import FileRow, read_entries, read_jsonl, read_split, task_source
@@ -86,8 +86,7 @@ class MathProblems(Task):
         name, kind, solution = str(number), "problem", rf"\boxed{{{row.values['answer']}}}"
         if "solution" in self.columns:
             name, kind, solution = (row.text(column) for column in ("unique_id", "subject", "solution"))
-        if r"\boxed" not in solution:
-            raise ValueError(rf"{row.place}: the solution has no answer in \boxed; fetch the file again")
+        refuse((r"\boxed" not in solution, rf"{row.place}: the solution has no answer in \boxed; fetch the file again"))
         return Sample(
             name,
             prompt,
@@ -190,8 +189,7 @@ def is_right(prediction: str, reference: Mapping[str, Any]) -> bool:
     """Tell whether an answer is right; references hold what ``MathVista.sample`` takes of a row."""
     kinds = reference["choices"], reference["question_type"], reference["answer_type"]
     decimals = None if reference["precision"] is None else int(reference["precision"])  # the Hub's file has 1.0
-    said = normalise(extract(prediction, *kinds), *kinds, decimals)
-    return str(said).strip() == str(reference["answer"]).strip()
+    return str(normalise(extract(prediction, *kinds), *kinds, decimals)).strip() == str(reference["answer"]).strip()
 
 
 MathVistaAccuracy = mean_of("accuracy", is_right)

@@ -253,8 +253,7 @@ def open_answers(text: str) -> list[str | float]:
         for key in (*_KEYS, "=") if number == len(lines) else _KEYS:
             if key in line and (not end or len(line.split(key)[-1].strip()) < len(end)):
                 end = line.split(key)[-1].strip()
-        if end and end not in tuple(":,.!?;'"):
-            ends.append(end)
+        ends += [end] if end and end not in tuple(":,.!?;'") else []
     ends = ends or [text]
     numbers = [number for end in ends for form in _NUMBERS for number in form.findall(end)]
     return [answer for said in (*ends, *numbers) for answer in normalised(said)]

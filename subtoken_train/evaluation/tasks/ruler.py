@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, at_place
+from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, at_place, refuse
 from subtoken_train.evaluation.metrics.metric import MeanOfTasks
 from subtoken_train.evaluation.tasks.files import read_jsonl, read_split, task_source
 from subtoken_train.evaluation.tasks.table import WORDS
@@ -80,8 +80,7 @@ _ANSWERS: dict[str, str] = _WORDS["answers"]
 def context_end(text: str, task: str) -> int:
     """Count the characters before a task's question: up to the last place where its fixed words begin."""
     places = [match.start() for match in _QUESTIONS[family(task)].finditer(text)]
-    if not places:
-        raise ValueError(f"no question of RULER's task {task} in it")
+    refuse((not places, f"no question of RULER's task {task} in it"))
     return places[-1]
 
 
@@ -134,8 +133,7 @@ class Ruler(LongContext):
             number = next(numbers[task])
             if task not in self.tasks:
                 continue
-            if not answers:
-                raise ValueError(f"{row.place} has no answer; fetch the file again")
+            refuse((not answers, f"{row.place} has no answer; fetch the file again"))
             if not prefix and self.compresses_question and not self.chat:
                 raise ValueError(f"{row.place} has no answer prefix; ask with question: kept, or chat: true")
             samples.append(ruler_sample(self, task, f"{task}-{number}", (context, question, prefix), answers))

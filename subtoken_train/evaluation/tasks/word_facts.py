@@ -71,8 +71,7 @@ class WordFacts(LongContext):
     def _text(self, number: int, prose: tuple[str, ...]) -> list[Sample]:
         random = Random(f"{self.seed}-{number}")
         kinds, people = random.sample(sorted(TEMPLATES), self.facts), random.sample(PEOPLE, self.facts)
-        values = [random.choice(TEMPLATES[kind].values) for kind in kinds]
-        told = [*zip(kinds, people, values, strict=True)]
+        told = [*zip(kinds, people, [random.choice(TEMPLATES[kind].values) for kind in kinds], strict=True)]
         facts = [TEMPLATES[kind].says.format(name=name, value=value) for kind, name, value in told]
         context = hidden_facts(random, facts, self.words, prose)
         return [self._sample(f"{number}-{place}", context, *fact) for place, fact in enumerate(told)]

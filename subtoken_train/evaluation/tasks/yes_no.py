@@ -48,8 +48,7 @@ class POPEScores(TaskMetric):
 
 def first_sentence_answer(text: str) -> str:
     """Return ``no`` for a word No, no or not (parted by spaces, commas out) of the first sentence, else ``yes``."""
-    words = text.partition(".")[0].replace(",", "").split(" ")
-    return "no" if {"No", "not", "no"} & set(words) else "yes"
+    return "no" if {"No", "not", "no"} & set(text.partition(".")[0].replace(",", "").split(" ")) else "yes"
 
 
 def _fractions(pairs: Sequence[tuple[str, str]]) -> dict[str, float]:

@@ -40,8 +40,7 @@ def norms(tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
 
 def read_together(scalars: Mapping[str, Tensor]) -> dict[str, float]:
     """Read the scalars' values, in one read from the device."""
-    values = torch.stack(list(scalars.values())).tolist() if scalars else []
-    return dict(zip(scalars, values, strict=True))
+    return dict(zip(scalars, torch.stack(list(scalars.values())).tolist() if scalars else [], strict=True))
 
 
 def kind_and_layer(name: str) -> tuple[str, int]:

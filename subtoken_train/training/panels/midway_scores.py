@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.modes import evaluation_mode
-from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, check_range, unknown_name
+from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, check_range, check_word
 from subtoken_train.training.panels import stepped, write
 from subtoken_train.training.panels.throughput import Stopwatch
 
@@ -97,8 +97,7 @@ class EarlyStoppingConfig:
         if not scores:
             missing = "but the run makes no scores; add an evaluation band or validation data (data.val_file, data.val)"
             raise ValueError(f"early_stopping.monitor is {self.monitor!r}, {missing}")
-        if self.monitor not in scores:
-            raise unknown_name("early_stopping.monitor", self.monitor, scores)
+        check_word("early_stopping.monitor", self.monitor, scores)
         return VALIDATION_SCORES.get(self.monitor, "max")
 
 

@@ -84,8 +84,7 @@ class TrainedPanel(Callback):
         found = _by_layer("gradient_norm", panels.gradients_of(trainer, pl_module))
         if found:
             found["gradient_norm/total"] = torch.linalg.vector_norm(torch.stack(list(found.values())))
-        weights = {name: p.detach() for name, p in pl_module.trained().items() if p.numel()}
-        found |= _by_layer("weight_norm", weights)
+        found |= _by_layer("weight_norm", {name: p.detach() for name, p in pl_module.trained().items() if p.numel()})
         panels.write(trainer, panels.read_together(found), trainer.global_step + 1)
 
 

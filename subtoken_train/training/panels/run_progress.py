@@ -84,8 +84,7 @@ class SampleLog(Callback):
         logs.mkdir(parents=True, exist_ok=True)
         self._path = logs / f"samples-rank{trainer.global_rank}.jsonl"
         lines = read_text(self._path, sys.maxsize).splitlines(keepends=True) if self._path.exists() else []
-        kept = lines[: self._consumed(trainer)]
-        write_whole(self._path, "".join(kept))
+        write_whole(self._path, "".join(lines[: self._consumed(trainer)]))
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Add a line: number of the micro-batch, optimiser steps before it, ids."""

@@ -114,13 +114,8 @@ class ZeroStrategy(DeepSpeedStrategy):
         """False: Lightning calls for a step at a window's end."""
         return False
 
-    @contextmanager
-    def block_backward_sync(self) -> Generator[None]:
-        """Do nothing: ``pre_backward`` says when stage 1 reduces; 2 and 3 always do."""
-        yield
-
     def pre_backward(self, closure_loss: Tensor) -> None:
-        """Tell DeepSpeed whether this micro-batch is the last of its window."""
+        """Tell DeepSpeed whether this micro-batch is its window's last: stage 1 reduces then; 2 and 3 always do."""
         last = not _module(self).trainer.fit_loop._should_accumulate()
         self.deepspeed_engine.set_gradient_accumulation_boundary(last)
 
@@ -146,8 +141,7 @@ class ZeroStrategy(DeepSpeedStrategy):
         self.config["bf16"] = {"enabled": False}
         if self.precision_plugin.precision == "bf16-mixed":
             # an empty list: nothing that is trained is communicated in bf16
-            autocast = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
-            self.config["torch_autocast"] = autocast
+            self.config["torch_autocast"] = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
         super()._format_config()
 
 
