@@ -14,6 +14,7 @@ from subtoken_train.inference.compression import CompressionSettings
 from subtoken_train.plugins.harness import MODEL_SETTINGS, ModelArguments, read_arguments
 from subtoken_train.settings import ARM_SETTINGS, FLAGGED, KINDS
 from tests.support.places import ROOT
+from tests.support.refusals import refuses
 
 
 def test_every_setting_is_declared_with_its_kind():
@@ -44,8 +45,7 @@ def test_python_keywords_are_settings_too():
 @pytest.mark.parametrize(("given", "read"), [("3136", 3136), (3136, 3136)])
 def test_a_harness_may_cap_images(given, read):
     assert read_arguments({"backbone": "x", "max_pixels": given}).max_pixels == read
-    with pytest.raises(ValueError, match="max_pixels is 'few'; it must be a whole number"):
-        read_arguments({"backbone": "x", "max_pixels": "few"})
+    refuses("max_pixels is 'few'; it must be a whole number", read_arguments, {"backbone": "x", "max_pixels": "few"})
 
 
 RIGHT = """

@@ -10,7 +10,7 @@ from tests.support.places import ROOT
 CEILINGS = {
     "lines of the package": 51_300,
     "files of the package": 280,
-    "lines of tests": 53_862,
+    "lines of tests": 53_554,
     "lines of benchmark programs": 5_434,
     "words of pages": 38_402,
     "tracked megabytes": 23.96,

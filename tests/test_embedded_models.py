@@ -12,9 +12,7 @@ from subtoken_train.evaluation.runner.data_file import answer_records, scores_by
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import load_family
 from tests.support.helpers import compress
-from tests.support.places import ROOT
 
-CHECKPOINTS = ROOT / "checkpoints"
 QUEST = {"name": "quest", "page_size": 4, "window": 16}
 
 

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 import subtoken_train
 from subtoken_train import outputs
 from subtoken_train.errors import SubTokenWarning
+from tests.support.refusals import refuses
 from tests.support.run_folders import die, killed, no_room
 
 BIG = {"a": torch.zeros(100_000)}
@@ -105,8 +106,7 @@ def test_a_file_that_came_in_the_meantime_stays(tmp_path, monkeypatch, links):
             temporary.write_text("second")
             outputs.write_whole(path, "first", overwrite=False)
 
-    with pytest.raises(ValueError, match=f"{path} came while this command ran, so it stays"):
-        second()
+    refuses(f"{path} came while this command ran, so it stays", second)
     assert path.read_text() == "first"
     assert names(tmp_path) == ["a.file"]
 
@@ -185,8 +185,7 @@ def test_no_device_is_replaced(tmp_path):
     (tmp_path / "link").symlink_to(os.devnull)
     for path in tmp_path.iterdir():
         for write in (save, lambda path: outputs.check_new([path], overwrite=True)):
-            with pytest.raises(ValueError, match=r"is a (folder|pipe or a device); name a file"):
-                write(path)
+            refuses(r"is a (folder|pipe or a device); name a file", write, path)
 
 
 def test_a_link_is_replaced_and_not_followed(tmp_path):
@@ -194,8 +193,7 @@ def test_a_link_is_replaced_and_not_followed(tmp_path):
     (tmp_path / "link").symlink_to("a")
     (tmp_path / "loop").symlink_to("loop")
     for name in ("link", "loop"):
-        with pytest.raises(ValueError, match="exists; name another file"):
-            outputs.check_new([tmp_path / name], overwrite=False)
+        refuses("exists; name another file", outputs.check_new, [tmp_path / name], overwrite=False)
         save(tmp_path / name)
     assert [(tmp_path / name).read_text() for name in ("a", "link", "loop")] == ["old", "new", "new"]
 

@@ -31,10 +31,11 @@ from subtoken_train.reducers import build_reducer
 from subtoken_train.resources import resource
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import made_adapter, make_batch, save_backbone
+from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 
-ADAPTER, SAMPLES = resource("checkpoints/adapters/tiny_fastv25_s16k4"), resource("data/samples")
+ADAPTER = resource("checkpoints/adapters/tiny_fastv25_s16k4")
 SHIPPED = sorted(ADAPTER.parent.iterdir())
 LORA, ROUTER = "adapter_model.safetensors", "router.safetensors"
 STAGE2 = Stage2Config("runs/first/adapter", LoraSettings(rank=2, alpha=4, dropout=0.0))
@@ -164,8 +165,7 @@ def test_files_are_exact(write, name):
     arm, spoil, words = REFUSED[name]
     folder, _ = write(arm)
     spoil(folder)
-    with pytest.raises(ValueError, match=words):
-        read_adapter(folder)
+    refuses(words, read_adapter, folder)
 
 
 @sampled("folder", SHIPPED, every=3, ids=lambda path: path.name)
@@ -215,10 +215,8 @@ def test_a_run_stands_for_its_adapter_and_a_backbone_for_itself(run):
     (run / "config.json").write_text("{}")
     assert find_adapter(run) is None
     shutil.rmtree(run / "adapter")
-    with pytest.raises(ValueError, match=r"mine is a run without a finished adapter; 'subtoken-train export "):
-        adapter_folder(run)
-    with pytest.raises(ValueError, match=r"revision 'v1' is for Hub ids, and .* is a folder"):
-        find_adapter(run, "v1")
+    refuses(r"mine is a run without a finished adapter; 'subtoken-train export ", adapter_folder, run)
+    refuses(r"revision 'v1' is for Hub ids, and .* is a folder", find_adapter, run, "v1")
 
 
 STAGE1 = LoraSettings(rank=4, alpha=8, dropout=0.1)
@@ -296,12 +294,10 @@ def test_what_stage_2_cannot_start_from(adapter, source, tmp_path):
     with pytest.raises(ValueError, match=r"lora.rank 4 \(the recipe has 16\), lora.alpha 8 \(the recipe has 32\)"):
         read_first_stage(adapter, FASTV, ROUTING, LoraSettings(dropout=0.1))
     folder = token_only(tmp_path / "routed", source, RoutingConfig("value_norm", num_groups=8, kept_groups=2))
-    with pytest.raises(ValueError, match=r"routed already has routers \(S8K2 value_norm\)"):
-        read_first_stage(folder, FASTV, ROUTING, None)
+    refuses(r"routed already has routers \(S8K2 value_norm\)", read_first_stage, folder, FASTV, ROUTING, None)
     with pytest.raises(ValueError, match=r"stage2.adapter .*absent does not exist; train the token-only recipe"):
         read_first_stage(tmp_path / "absent", FASTV, ROUTING, None)
-    with pytest.raises(ValueError, match="not an adapter folder"):
-        read_first_stage(tmp_path / "backbone", FASTV, ROUTING, None)
+    refuses("not an adapter folder", read_first_stage, tmp_path / "backbone", FASTV, ROUTING, None)
 
 
 def test_another_backbone(adapter, source, tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from subtoken_train.artifact.whole_folder import whole_folder
+from tests.support.refusals import refuses
 from tests.support.run_folders import die, kill_in, killed, no_room
 
 
@@ -43,10 +44,8 @@ def test_what_is_no_adapter_folder_is_refused(tmp_path):
         "nowhere": "symbolic link",
         "other": "no subtoken_config",
     }.items():
-        with pytest.raises(ValueError, match=words):
-            write(tmp_path / name, "new", overwrite=True)
-    with pytest.raises(ValueError, match="exists; choose another folder or pass --overwrite"):
-        write(tmp_path / "out", "new")
+        refuses(words, write, tmp_path / name, "new", overwrite=True)
+    refuses("exists; choose another folder or pass --overwrite", write, tmp_path / "out", "new")
     assert adapters(tmp_path) == {"link": "old", "out": "old"}
 
 

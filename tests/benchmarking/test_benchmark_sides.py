@@ -20,6 +20,7 @@ from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank
 from subtoken_train.types import Region
+from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 from tests.support.tiny.idefics3 import idefics_family
@@ -230,5 +231,4 @@ def test_a_published_architecture_is_drawn_smaller_without_network(path, tokens,
 
 
 def test_what_cannot_be_drawn_is_refused():
-    with pytest.raises(ValueError, match="quantization 'nf4' is asked for"):
-        random_family(BackboneConfig(quantization="nf4"), Shrink(), CPU)
+    refuses("quantization 'nf4' is asked for", random_family, BackboneConfig(quantization="nf4"), Shrink(), CPU)

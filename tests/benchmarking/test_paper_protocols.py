@@ -13,6 +13,7 @@ from subtoken_train.families.load import layout_family
 from subtoken_train.inference.compression import Compression
 from subtoken_train.ledger.kv_budget import geometry
 from subtoken_train.reducers import build_reducer
+from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 
@@ -66,10 +67,8 @@ def test_a_scaled_qwens_tower_can_say_what_it_attended_to(tiny_family):
     """The tower of fewer blocks keeps a last one that sees the whole image, which VisionZip reads."""
     tower = laid_out("Qwen/Qwen2.5-VL-3B-Instruct", Shrink(layers=4, narrower=4)).model.config.vision_config
     assert tower.fullatt_block_indexes == [tower.depth - 1] == [3]
-    with pytest.raises(ValueError, match="--table8 is about a prompt with an image"):
-        paper.check_protocol(text_family("llama"))
-    with pytest.raises(ValueError, match=r"--peak-memory is about a language model's prefix.*--table8 is"):
-        paper.memory_prompt(tiny_family)
+    refuses("--table8 is about a prompt with an image", paper.check_protocol, text_family("llama"))
+    refuses(r"--peak-memory is about a language model's prefix.*--table8 is", paper.memory_prompt, tiny_family)
 
 
 def test_the_papers_figures_are_the_papers(shared):

@@ -160,8 +160,7 @@ def test_the_command_writes_what_the_reducer_reads(tmp_path, capsys):
 
 def test_prompts_and_models_without_images_are_refused(tiny_family):
     calibrator = CALIBRATORS["fitprune"]()
-    with pytest.raises(ValueError, match="none of the prompts has an image"):
-        calibrator.numbers(compress(tiny_family), [make_batch([(0, 12)])])
+    refuses("none of the prompts has an image", calibrator.numbers, compress(tiny_family), [make_batch([(0, 12)])])
     with pytest.raises(ValueError, match=r"fitprune prunes visual tokens, and a language model has none"):
         calibrator.check(compress(text_family(layers=2)))
 

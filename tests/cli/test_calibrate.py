@@ -14,6 +14,7 @@ from subtoken_train.families.family import check_calibration
 from subtoken_train.families.load import load_family
 from tests.support.commands import printed, refused
 from tests.support.places import ROOT
+from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 
 CHECKPOINTS = ROOT / "checkpoints"
@@ -123,8 +124,7 @@ def test_shipped_files_are_of_the_shipped_models(method, model, samples):
     check_calibration(made, load_family(BackboneConfig(str(model))))
     assert (made.backbone.path, made.data.samples) == (f"checkpoints/{model.name}", samples)
     other = load_family(BackboneConfig(str(TINY if model == LLAVA else LLAVA)))
-    with pytest.raises(ValueError, match="this backbone is another one"):
-        check_calibration(made, other)
+    refuses("this backbone is another one", check_calibration, made, other)
 
 
 @pytest.fixture(scope="module")
@@ -151,8 +151,7 @@ def test_what_axes_refuses(capsys, turned):
     assert refused(capsys, "axes", TINY, turned) == f"{turned} exists; name another folder, or remove it"
     files = sorted((CHECKPOINTS / "adapters").glob("*/subtoken_config.json"))
     of_tiny = next(path for path in files if json.loads(path.read_text())["backbone"]["path"].endswith("tiny-llama"))
-    with pytest.raises(ValueError, match="load the backbone that it names"):
-        SubTokenModel.from_pretrained(of_tiny.parent, backbone=str(turned))
+    refuses("load the backbone that it names", SubTokenModel.from_pretrained, of_tiny.parent, backbone=str(turned))
 
 
 def test_a_model_that_takes_images_reads_records(tmp_path, capsys):

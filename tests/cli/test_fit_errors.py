@@ -1,6 +1,5 @@
 """What ``fit`` says to a wrong recipe, option or value (``check`` the same), and when training ends early."""
 
-import copy
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +13,10 @@ from subtoken_train.cli.main import main
 from subtoken_train.training.checkpoints import Marker, begin, seal
 from subtoken_train.training.run_checkpoints import RunStopped, interrupted
 from subtoken_train.training.run_folder import RunFolder
+from tests.hostile.grammar import changed
 from tests.support import commands
 from tests.support.places import recipe
+from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 
 RECIPE = recipe("tiny_fastv25_s16k4")
@@ -132,16 +133,6 @@ SAVED = {
 }
 
 
-def put(key, value):
-    """The recipe with one value changed."""
-    now = copy.deepcopy(SAVED)
-    place, (*groups, leaf) = now, key.split(".")
-    for group in groups:
-        place = place[group]
-    place[leaf] = value
-    return now
-
-
 def compared(tmp_path, before, now):
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(before))
     return compare_recipes(tmp_path / "recipe.yaml", yaml.safe_dump(now))
@@ -150,12 +141,12 @@ def compared(tmp_path, before, now):
 def test_what_may_change_and_what_is_noted(tmp_path):
     free = {"output_dir": "b", "trainer.devices": 2, "model.backbone.path": "x", "data.train_file": "x.json"}
     for key, value in {**free, "data.num_workers": 4, "data.batch_size": 4}.items():
-        assert compared(tmp_path, SAVED, put(key, value)) == ""
-    assert compared(tmp_path, SAVED, put("trainer.max_steps", 20)) == "trainer.max_steps: 10, here 20"
+        assert compared(tmp_path, SAVED, changed(SAVED, key, value)) == ""
+    assert compared(tmp_path, SAVED, changed(SAVED, "trainer.max_steps", 20)) == "trainer.max_steps: 10, here 20"
     older = {key: value for key, value in SAVED.items() if key not in ("model", "data")}
     assert compared(tmp_path, older, SAVED) == ""
     all_reducers = {**SAVED["model"]["reducer"], "stage": "embeds", "layer": 2, "seed": 0}
-    assert compared(tmp_path, put("model.reducer", all_reducers), SAVED) == ""  # as version 0.1 saved it
+    assert compared(tmp_path, changed(SAVED, "model.reducer", all_reducers), SAVED) == ""  # as version 0.1 saved it
 
 
 DECISIVE = {"seed_everything": 1, "model.backbone.dtype": "bfloat16", "model.optimizer.learning_rate": 0.2}
@@ -166,17 +157,15 @@ DECISIVE |= {"model.reducer.page_size": 8}
 @pytest.mark.parametrize(("key", "value"), DECISIVE.items())
 def test_what_may_not(tmp_path, key, value):
     with pytest.raises(ValueError, match=rf"another recipe \({key}: .*, here {value}\); resume with .*recipe.yaml"):
-        compared(tmp_path, SAVED, put(key, value))
+        compared(tmp_path, SAVED, changed(SAVED, key, value))
 
 
 def test_groups_that_are_off_and_many_differences(tmp_path):
-    with pytest.raises(ValueError, match=r"model.routing: set, here None"):
-        compared(tmp_path, SAVED, put("model.routing", None))
-    other = put("model.routing", {"selector": 1, "kept_groups": 1})
+    refuses(r"model.routing: set, here None", compared, tmp_path, SAVED, changed(SAVED, "model.routing", None))
+    other = changed(SAVED, "model.routing", {"selector": 1, "kept_groups": 1})
     other |= {"seed_everything": 1, "data": {**SAVED["data"], "seed": 1}}
     other["model"]["backbone"]["dtype"] = "x"
-    with pytest.raises(ValueError, match="; and 1 more"):
-        compared(tmp_path, SAVED, other)
+    refuses("; and 1 more", compared, tmp_path, SAVED, other)
 
 
 STARTED = "training would start here"

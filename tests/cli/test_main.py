@@ -1,4 +1,4 @@
-"""The command line as a whole: exit codes, one-line errors, nearest names, nothing heavy in the light paths."""
+"""The command line as a whole: exit codes, one-line errors, nearest names, completion, light paths without torch."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from subtoken_train.cli.main import COMMANDS
 from subtoken_train.cli.terminal import guarded
 from subtoken_train.errors import SubTokenWarning
 from tests.support.commands import printed, refused
-from tests.support.places import recipe
+from tests.support.places import ROOT, recipe
 
 
 def test_help_and_version(capsys):
@@ -176,3 +176,42 @@ def test_what_newcomers_bring_is_one_line_with_the_command_to_type_next(tmp_path
     said = refused(capsys, *line.split())
     assert words in said
     assert not line.startswith("init") or said.endswith(f"then: subtoken-train {line}")
+
+
+pytest.importorskip("argcomplete", reason="argcomplete (extra completion) is not installed")
+PROGRAM = """
+import atexit, os, sys
+leave = os._exit
+def seen(code):
+    open(os.environ["HEAVY"], "w").write(",".join({"torch", "transformers", "lightning"} & sys.modules.keys()))
+    leave(code)
+os._exit = seen
+from subtoken_train.cli.main import main
+main()
+"""
+
+
+def completed(tmp_path, line):
+    out, heavy = tmp_path / "out", tmp_path / "heavy"
+    asked = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_STDOUT_FILENAME": str(out)}
+    asked |= {"COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_TYPE": "9", "HEAVY": str(heavy)}
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (0, b""), done.stderr
+    assert heavy.read_text() == ""
+    return {word.strip() for word in out.read_text().split("\n")}
+
+
+def test_a_shell_completes(tmp_path):
+    assert completed(tmp_path, "subtoken-train ") >= set(COMMANDS)
+    assert completed(tmp_path, "subtoken-train ex") == {"export"}
+    assert completed(tmp_path, "subtoken-train evaluate --lim") == {"--limit"}
+    assert completed(tmp_path, "subtoken-train recipes sh") == {"show"}
+    fit = completed(tmp_path, "subtoken-train fit --config tiny_fastv25_s16k4 --")
+    assert fit >= {"--overwrite", "--anchor", "--trainer.max_steps", "--model.routing.num_groups", "--data.num_facts"}
+    assert "tiny_fastv25_s16k4_anchor" in completed(tmp_path, "subtoken-train fit --config tiny_fastv25_s16k4_a")
+    assert completed(tmp_path, "subtoken-train recipes show tinylm_quest25_s8k6_a") == {"tinylm_quest25_s8k6_anchor"}
+
+
+def test_argcomplete_finds_the_mark():
+    assert "PYTHON_ARGCOMPLETE_OK" in (ROOT / "subtoken_train/cli/main.py").read_text()[:1024]

@@ -16,6 +16,7 @@ PLACES = {
     "data": ROOT / "data/samples/questions.json",
 }  # fmt: skip
 TINY = "--config tiny_fastv25_s16k4"
+STAGE2 = f"{TINY} --model.stage2.adapter={{vlm}}"
 BUDGET, ASK = "--keep-ratio .25 --num-groups 16 --kept-groups 4", "--adapter {vlm} --prompt hi"
 SIZED, MEASURED = f"{BUDGET} --model llava-1.5-7b", "is outside what was measured on Qwen2.5-Coder-0.5B and SmolLM2"
 FASTV, PREFIXKV = "--reducer fastv --keep-ratio 0.5", "prefixkv --out made.json --backbone {llama}"
@@ -82,6 +83,11 @@ REFUSED = {
         f"--offline {TINY} --model.lora.rank=null": "model.lora.rank is null; give it a value, or leave the key out",
         "--offline --config llama7b_quest25_s8k7 --model.backbone.path llava-hf/llava-1.5-7b-hf --model.reducer.name "
         "fastv": "llava reads images, but data names text without any",
+        f"{STAGE2}_anchor --model.routing.kept_groups=8": "reducer.keep_ratio 0.15625 (the",
+        f"{STAGE2}_anchor --model.reducer.keep_ratio=0.15625 --model.reducer.round_up=true --model.lora.rank=4": (
+            "lora.rank 8 (the recipe has 4)"
+        ),
+        STAGE2: "already has routers (S16K4 linear)",
     },
     "data": {
         "scenes --out x --seed -1": "--seed is -1; it must be 0 to",
@@ -116,6 +122,7 @@ REFUSED = {
         "--config tiny_fastv25_s16k3": "Did you mean 'tiny_fastv25_s16k4.yaml'?",
         "--data x.json --anchors none --adapter {vlm}": "--anchors does not apply to --data",
         "--tasks recall --max-new-tokens 3 --out x": "--max-new-tokens does not apply to --tasks",
+        "--config table1_llava7b --price 2": "--price needs --check, which predicts the GPU hours",
     },
     "fit": {
         "--trainer.max_steps 3": "no recipe is given; pass one with --config",
@@ -194,6 +201,8 @@ REFUSED = {
         "--grid grid.yaml --set a=1": "--set does not apply to --grid",
         "--grid grid.yaml --output_dir x": "--output_dir does not apply to --grid",
         "--grid tabel1_llava7b": "Did you mean 'table1_llava7b.yaml'?",
+        **{f"--grid table1_llava7b --price={text}": f"--price: '{text}' is not a price; give what a GPU costs an hour"
+           for text in ("free", "-1", "0", "inf", "nan")},
     },
 }  # fmt: skip
 LINES = [(f"{command} {rest}".strip(), words) for command, lines in REFUSED.items() for rest, words in lines.items()]

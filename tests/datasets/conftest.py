@@ -2,8 +2,9 @@
 
 import datasets
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
+
+from tests.support import chats
 
 
 @pytest.fixture
@@ -29,16 +30,8 @@ def byte_tokenizer():
     """Makes a tokenizer with one token per byte and ids 0-2 for pad, BOS and EOS; without a BOS on request."""
 
     def make(bos: bool = True) -> CountingTokenizer:
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        trainer = trainers.BpeTrainer(
-            vocab_size=0,
-            show_progress=False,
-            special_tokens=["<pad>", "<s>", "</s>"],
-            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        )
-        tokenizer.train_from_iterator([], trainer)
+        made = chats.byte_tokenizer(["<pad>", "<s>", "</s>"], 0, "")
         special = {"pad_token": "<pad>", "eos_token": "</s>", **({"bos_token": "<s>"} if bos else {})}
-        return CountingTokenizer(tokenizer_object=tokenizer, **special)
+        return CountingTokenizer(tokenizer_object=made.backend_tokenizer, **special)
 
     return make

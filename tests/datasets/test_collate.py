@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 from PIL import Image
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 from subtoken_train.datasets.collate import Collator, answer_tokens, encode
 from subtoken_train.datasets.records import Record
 from subtoken_train.types import Region, Turn
+from tests.support.chats import byte_tokenizer
+from tests.support.refusals import refuses
 
 VISUAL = 64  # of the tiny LLaVA
 IMAGE = Image.new("RGB", (120, 60), (200, 10, 10))
@@ -31,23 +31,10 @@ TWO_TURNS = record(
 @pytest.fixture
 def bpe_family(tiny_family):
     """The tiny family with a byte-level BPE tokenizer, whose tokens carry their leading spaces."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=320,
-        show_progress=False,
-        special_tokens=["<pad>", "<s>", "</s>", "<image>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )
-    tokenizer.train_from_iterator(["USER: where is the 7? ASSISTANT: a red square"] * 50, trainer)
-    tiny_family.processor.tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        bos_token="<s>",
-        eos_token="</s>",
-        additional_special_tokens=["<image>"],
-    )
+    special, text = ["<pad>", "<s>", "</s>", "<image>"], "USER: where is the 7? ASSISTANT: a red square"
+    named = dict(zip(("pad_token", "bos_token", "eos_token"), special, strict=False))
+    named["additional_special_tokens"] = special[3:]
+    tiny_family.processor.tokenizer = byte_tokenizer(special, 320, text, **named)
     tiny_family.model.config.image_token_id = 3
     return tiny_family
 
@@ -130,8 +117,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("one", "max_length", "images", "generation", "words"), REFUSED)
 def test_what_cannot_be_encoded(tiny_family, one, max_length, images, generation, words):
-    with pytest.raises(ValueError, match=words):
-        encode(one, tiny_family, max_length, [IMAGE] * images, generation)
+    refuses(words, encode, one, tiny_family, max_length, [IMAGE] * images, generation)
 
 
 def test_a_chat_format_and_image_tokens_that_disagree_with_the_tokenizer(tiny_family, bpe_family, monkeypatch):

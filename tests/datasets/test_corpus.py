@@ -138,8 +138,7 @@ def test_errors_of_sources_and_tokenizers(tmp_path, cache, byte_tokenizer):
     source = write_jsonl(tmp_path / "a.jsonl", ["x"])
     with pytest.raises(ValueError, match=r"a.jsonl has no column 'body'; its columns are text, n"):
         load_rows(CorpusSource(source.name, column="body"))
-    with pytest.raises(ValueError, match=r"text file .*b.txt does not exist; check the path"):
-        load_rows(CorpusSource(str(tmp_path / "b.txt")))
+    refuses(r"text file .*b.txt does not exist; check the path", load_rows, CorpusSource(str(tmp_path / "b.txt")))
     with pytest.raises(ValueError, match=r"a.jsonl is a file: it has no config, and its only split is train"):
         load_rows(CorpusSource(source.name, split="test"))
     (tmp_path / "bad.jsonl").write_text("{nonsense")

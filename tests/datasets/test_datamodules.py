@@ -14,6 +14,7 @@ from subtoken_train.datasets.datamodule import CorpusDataModule, InstructionData
 from subtoken_train.datasets.image_sources import MOST_PIXELS
 from subtoken_train.datasets.scenes import write_scene_split
 from subtoken_train.types import Region
+from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 from tests.support.training_memory import fit
 
@@ -136,8 +137,7 @@ def test_another_place_than_the_checkpoints_is_refused_on_resume(tiny_family, te
         ({"batch_size": 2}, r"another order of the data \(records per global batch: 4, here 2\); resume"),
         ({"seed": 1}, "seed: 0, here 1"),
     ):
-        with pytest.raises(ValueError, match=words):
-            fit(Recorder(tiny_family), instructions(text_file, **options), checkpoint=path)
+        refuses(words, fit, Recorder(tiny_family), instructions(text_file, **options), checkpoint=path)
     limits = {"max_epochs": 2, "accumulate_grad_batches": 2}
     fit(Recorder(tiny_family), instructions(text_file), SaveAt("batch", 6, path), **limits)
     with pytest.raises(ValueError, match="micro-batch 1 of the epoch, inside an accumulation window of 2"):
@@ -286,5 +286,4 @@ BAD = {
 def test_bad_settings(words):
     make, options = BAD[words]
     given = {InstructionDataModule: ["train.json"], corpus: [CorpusSource("x.txt")]}.get(make, [])
-    with pytest.raises(ValueError, match=words):
-        make(*given, **options)
+    refuses(words, make, *given, **options)

@@ -91,8 +91,7 @@ def test_pixels_are_bounded(folder):
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP"])
 def test_cut_and_flipped_files_are_worded(kind):
-    with pytest.raises(ValueError, match="cannot be read"):  # its reader would call a program
-        open_image(EncodedImage(lambda: bytes_of("EPS"), "row 1"))
+    refuses("cannot be read", open_image, EncodedImage(lambda: bytes_of("EPS"), "row 1"))
     content = bytes_of(kind)
     assert open_image(EncodedImage(lambda: content, "whole")).mode == "RGB"
     for place in range(0, len(content), max(1, len(content) // 40)):
@@ -212,8 +211,7 @@ def test_what_is_no_video_is_refused(tmp_path):
         (empty, "has no frames; extract some: ffmpeg"),
         (tmp_path / "none", "has no frames"),
     ):
-        with pytest.raises(ValueError, match=f"record 'x': .*{words}"):
-            open_video(VideoSource(path), "x")
+        refuses(f"record 'x': .*{words}", open_video, VideoSource(path), "x")
     sizes = frames(tmp_path / "sizes", 1)
     Image.new("RGB", (4, 6)).save(sizes / "b.png")
     with pytest.raises(ValueError, match=r"record 'x': the frames of a video have different sizes, 6 x 4 and 4 x 6"):

@@ -17,6 +17,7 @@ from subtoken_train.datasets.ordered import (
     outlive_stop_signals,
     validation_order,
 )
+from tests.support.refusals import refuses
 
 
 def test_a_pass_holds_every_record_of_its_full_batches_once():
@@ -56,8 +57,7 @@ def test_processes_share_each_global_batch(start):
 def test_too_few_records_and_bad_seeds_are_refused():
     with pytest.raises(ValueError, match="7 training records do not fill one batch of batch_size 4 on 2 process"):
         ResumableSampler(7, 4, 0, world_size=2)
-    with pytest.raises(ValueError, match="seed is -1; it must be 0 or more"):
-        ResumableSampler(7, 4, -1)
+    refuses("seed is -1; it must be 0 or more", ResumableSampler, 7, 4, -1)
 
 
 def grouped(sizes, batch_size, **options):

@@ -9,6 +9,7 @@ from subtoken_train.datasets.collate import encode
 from subtoken_train.datasets.corpus import CorpusSource, iterate_documents, load_rows
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.types import Turn
+from tests.support.refusals import refuses
 
 ASKED = {"role": "user", "content": "what ?"}
 TALK = [ASKED, {"role": "assistant", "content": "none"}, ASKED, {"role": "assistant", "content": "a 7"}]
@@ -111,15 +112,13 @@ WRONG = {
 def test_a_record_is_refused_in_words(tmp_path, words):
     path, row = tmp_path / "train.jsonl", {"id": "b7", **WRONG[words]}
     path.write_text(json.dumps({"messages": TALK}) + "\n" + json.dumps(row))
-    with pytest.raises(ValueError, match=re.escape(f"{path}, record {str(row['id'])!r}: {words}")) as caught:
-        InstructionRecords(path)
-    assert len(str(caught.value)) - len(str(tmp_path)) <= 400
+    said = refuses(re.escape(f"{path}, record {str(row['id'])!r}: {words}"), InstructionRecords, path)
+    assert len(said) - len(str(tmp_path)) <= 400
 
 
 def test_what_is_no_object_is_no_record(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps([{"messages": TALK}, ["x"]]))
-    with pytest.raises(ValueError, match="record '1': it has no turns; write"):
-        InstructionRecords(tmp_path / "a.json")
+    refuses("record '1': it has no turns; write", InstructionRecords, tmp_path / "a.json")
 
 
 def records(folder, *rows):
@@ -170,8 +169,7 @@ def test_notes_and_empty_fields_are_left_alone(tmp_path):
     deep: list[object] = []
     for _ in range(60):
         deep = [deep]
-    with pytest.raises(ValueError, match="message 2 has 'mood', "):  # a list without end is no empty field
-        records(tmp_path, with_message(1, mood=deep))
+    refuses("message 2 has 'mood', ", records, tmp_path, with_message(1, mood=deep))
     empty = {"tools": "[]", "videos": None, "objects": {"ref": [], "bbox": []}, "label": None, "audios": []}
     notes = {"id": 3, "source": "a.jpg", "image_id": "x.jpg", "url": "http://a/b.png", "num_frames": 8}
     rest = {"metadata": {"rejected": "x"}, **with_message(1, loss=None, name="Ada", index=7)}

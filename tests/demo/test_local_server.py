@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from subtoken_train.demo.local_server import check_address, serve, served
-
-ADAPTER = ["--adapter", "checkpoints/adapters/tiny_fastv25_s16k4"]
+from tests.support.refusals import refuses
 
 
 @pytest.fixture
@@ -21,8 +20,7 @@ def taken():
 
 
 def test_a_port_in_use_and_a_free_one_which_stays_free(taken):
-    with pytest.raises(ValueError, match=rf"--port {taken} of 127\.0\.0\.1 is in use; choose another one"):
-        check_address("127.0.0.1", taken)
+    refuses(rf"--port {taken} of 127\.0\.0\.1 is in use; choose another one", check_address, "127.0.0.1", taken)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     check_address("127.0.0.1", port)
@@ -33,8 +31,7 @@ def test_a_port_in_use_and_a_free_one_which_stays_free(taken):
 def test_no_address_of_this_machine_and_no_ipv6():
     nowhere = dict.fromkeys(("no such host", "203.0.113.1", "a" * 80), "is no address of this machine")
     for host, words in {**nowhere, "::1": "is no IPv4 address; give one, or a name"}.items():
-        with pytest.raises(ValueError, match=words):
-            check_address(host, 45678)
+        refuses(words, check_address, host, 45678)
 
 
 class Page:

@@ -25,6 +25,7 @@ from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.resources import resource
 from subtoken_train.types import LayerPlan, Plan, Region
 from tests.support.places import real_folder
+from tests.support.refusals import refuses
 
 ROUTED = str(resource("checkpoints/adapters/tiny_fastv25_s16k4"))
 ANCHOR = f"{ROUTED}_anchor"
@@ -112,8 +113,7 @@ def test_refusals_are_words_and_the_next_question_is_answered(models, asked, tmp
         ("is there a 7 ?", "snapkv", "10B", "^anchor: eviction_keep=10 bytes is too small for"),
         ("is there a 7 ?", "keydiff", f"threshold:{tmp_path / 'made.json'}", no_file),
     ):
-        with pytest.raises(ValueError, match=words):
-            list(models.ask(asked[0], question, eviction, keep))
+        refuses(words, list, models.ask(asked[0], question, eviction, keep))
     assert last_words(models.ask(*asked, None, "0.5"))[2] == "white 4"
 
 
@@ -138,8 +138,7 @@ def test_what_cannot_be_shown_is_refused_before_weights_are_read(monkeypatch, tm
         ((None, ANCHOR, "checkpoints/tiny-llama"), "needs --adapter DIR to compare with"),
         ((None, None, ROUTED), "is an adapter; write --adapter"),
     ):
-        with pytest.raises(ValueError, match=words):
-            SideBySide(*given)
+        refuses(words, SideBySide, *given)
 
 
 def test_one_backbone_by_two_paths(tmp_path, monkeypatch):
@@ -252,5 +251,4 @@ def test_a_text_that_is_refused(readers):
     long = "the text has [0-9,]+ tokens, and the model was made for"
     empty = "text or question is empty"
     for about, question, words in ((" ", QUESTION, empty), (TEXT, "", empty), ("word " * 5000, QUESTION, long)):
-        with pytest.raises(ValueError, match=words):
-            list(readers.ask(about, question, None, "0.5"))
+        refuses(words, list, readers.ask(about, question, None, "0.5"))

@@ -189,8 +189,7 @@ def test_a_delay_that_no_budget_holds():
 
 
 def test_what_gates_do_not_go_with():
-    with pytest.raises(ValueError, match="whole prompts: use reducer none"):
-        compress(text_family(), settings(), name="quest", keep_ratio=0.5)
+    refuses("whole prompts: use reducer none", compress, text_family(), settings(), name="quest", keep_ratio=0.5)
     refuses("use a model without windows", lambda: compress(text_family("qwen2_window"), settings(), name="none"))
     with pytest.raises(ValueError, match="gates say already what stays, and so does eviction 'knorm'"):
         SubTokenModel.around(gated(), Compression(build_eviction("knorm"), 0.5))

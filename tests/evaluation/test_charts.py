@@ -11,6 +11,7 @@ from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evaluation.picture import MARGIN, TITLE, kept_picture, kept_tokens, visual_grid
 from subtoken_train.types import LayerPlan, Plan, Region
 from tests.support.helpers import make_batch
+from tests.support.refusals import refuses
 from tests.support.report_results import clipped_texts
 from tests.support.sampling import sampled
 from tests.support.tiny.llava import next_family
@@ -73,8 +74,7 @@ def test_matches_the_normal_approximation():
 def test_same_seed_same_interval_and_no_scores():
     assert bootstrap_interval([0.0, 1.0, 1.0]) == bootstrap_interval([0.0, 1.0, 1.0])
     assert bootstrap_interval([1.0]) == (1.0, 1.0)
-    with pytest.raises(ValueError, match="no scores"):
-        bootstrap_interval([])
+    refuses("no scores", bootstrap_interval, [])
 
 
 @pytest.mark.parametrize("shape", [(1, 7), (3, 40)])
@@ -166,5 +166,4 @@ def test_qwen_grids_follow_the_image(tmp_path):
 def test_what_is_not_drawn(tiny_family):
     with pytest.raises(ValueError, match="65 visual tokens do not form a square: this tower's class token is"):
         visual_grid(tiny_family, make_batch([(1, 6)], visual=65))
-    with pytest.raises(ValueError, match="llava_next sees pictures in tiles, which are not drawn"):
-        visual_grid(next_family(), make_batch([(1, 6)]))
+    refuses("llava_next sees pictures in tiles, which are not drawn", visual_grid, next_family(), make_batch([(1, 6)]))

@@ -25,6 +25,7 @@ from subtoken_train.inference.compression import Compression
 from subtoken_train.types import Region
 from tests.support.helpers import compress, random_mask, random_scores
 from tests.support.prompt_views import PROMPTS, layer_views, plan, settings_for
+from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
 
@@ -116,8 +117,7 @@ def test_a_watched_method_scores_and_plans_as_it_does(name):
 def test_what_cannot_be_watched_is_refused(name, options, words):
     compression = Compression(build_eviction(name), **({"keep": 8} if options else {"keep": 0.5}), **options)
     backbone = compress(text_family()).eval()
-    with pytest.raises(ValueError, match=words):
-        watch_generation(backbone, text_batch(PROMPT_SIZES, True), compression, "query_aware", STEPS)
+    refuses(words, watch_generation, backbone, text_batch(PROMPT_SIZES, True), compression, "query_aware", STEPS)
 
 
 NAMES = PromptLayer._fields[2:]

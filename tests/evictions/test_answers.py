@@ -16,6 +16,7 @@ from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates
 from subtoken_train.view.view import View
 from tests.support.prompt_views import HEADS, KV_HEADS, NOBODY, PROMPTS, WIDTH, layer_views, rope, settings_for
+from tests.support.refusals import refuses
 from tests.support.text_families import text_batch, text_family
 
 GROUP, HALF = HEADS // KV_HEADS, WIDTH // 2
@@ -138,8 +139,7 @@ def test_what_does_not_fit_is_refused():
         made.check_backbone(NOBODY.model_type, NOBODY.digest, 3, 3, WIDTH)
     with pytest.raises(ValueError, match="'subtoken-train calibrate triattention' writes one"):
         build_eviction("triattention").check_shape(3, KV_HEADS, WIDTH)
-    with pytest.raises(ValueError, match="must hold a table for every layer, all of one shape"):
-        QueryCentres([[[1.0, 2.0]]], [[[1.0, 2.0, 3.0]]])
+    refuses("must hold a table for every layer, all of one shape", QueryCentres, [[[1.0, 2.0]]], [[[1.0, 2.0, 3.0]]])
     for method in (build_eviction("triattention", window=8, **own), build_eviction("rkv", window=8)):
         (view,) = layer_views([[int(Region.CONTEXT)] * 20], method.needs, layers=1)
         candidates = Candidates([view.regions_BN], [view.entries_BN], torch.tensor([[5]]))

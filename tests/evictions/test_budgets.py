@@ -15,6 +15,7 @@ from subtoken_train.evictions.observers import task_rows, unasked
 from subtoken_train.types import Region
 from subtoken_train.view.view import View
 from tests.support.prompt_views import PROMPTS, by_head, candidates_of, layer_views, settings_for
+from tests.support.refusals import refuses
 
 
 def view_of(regions, needs=(), dtype=torch.float32):
@@ -84,8 +85,7 @@ def test_only_what_was_declared_is_given():
         "values": lambda: view.value_BhNd,
     }
     for need, ask in asked.items():
-        with pytest.raises(ValueError, match=rf"did not ask for it: add '{need}' to the method's needs"):
-            ask()
+        refuses(rf"did not ask for it: add '{need}' to the method's needs", ask)
     assert view.query_BHNd.shape == (1, 4, 3, 4)
     assert view_of([[1, 2, 4]], ["values"]).value_BhNd.shape == (1, 2, 3, 4)
     assert view_of([[1, 2, 4]], ["value_norms"]).value_BhNd.shape == (1, 2, 3, 4)

@@ -17,6 +17,7 @@ from subtoken_train.view.scores import Candidates
 from subtoken_train.view.view import View
 from tests.support.golden_cases import close, golden_view, keep_of, load, originals, record, same_places
 from tests.support.prompt_views import PROMPTS, WITH_IMAGE, DenseView, layer_views, plan, samples
+from tests.support.refusals import refuses
 from tests.support.truth_cells import PLAIN_CELL, backbone_of, batch_of
 
 
@@ -192,8 +193,7 @@ def test_text_is_refused_in_words():
     method = build_eviction("meda")
     with pytest.raises(ValueError, match=r"'meda' reads the attention between text and image and .* sees no images"):
         Compression(method, 0.5).check(backbone_of({**PLAIN_CELL, "family": "llama"}).family)
-    with pytest.raises(ValueError, match=r"eviction 'meda'.* cannot evict while tokens are decoded"):
-        Compression(method, 0.5, every=4)
+    refuses(r"eviction 'meda'.* cannot evict while tokens are decoded", Compression, method, 0.5, every=4)
     with pytest.raises(ValueError, match=r"'meda' reads .* has no image"):
         Compression(method, 0.5).check_prompts(batch_of({**PLAIN_CELL, "family": "llava", "batch": "text_left"}))
 

@@ -60,15 +60,6 @@ def test_chance_is_reproducible_and_another_in_every_layer_head_and_seed():
     assert len(set(sets)) == len(sets) == 8
 
 
-def test_shortest_keys_stay_in_every_head():
-    method = build_eviction("knorm")
-    view = layer_views([[4] * 9, [4] * 5], method.needs, "right", layers=1)[0]
-    kept = keep_of(method, [view], 3)[0]
-    for sample, entries, _, key, _ in samples(view):
-        shortest = key.norm(dim=-1).topk(3, largest=False).indices
-        assert torch.equal(kept[sample][:, entries], torch.zeros_like(key[..., 0]).bool().scatter(1, shortest, True))
-
-
 def test_keydiff_is_its_definition_key_by_key():
     method = build_eviction("keydiff")
     view = layer_views(TWO, method.needs, "left", layers=1, dropped=[(0, 0.3)])[0]

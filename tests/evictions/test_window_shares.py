@@ -25,6 +25,7 @@ from tests.support.prompt_views import (
     settings_for,
     written,
 )
+from tests.support.refusals import refuses
 
 WINDOW, SIZE = 6, 16
 CODES = [[1] + [3] * 24 + [4] * 5, [3] * 9 + [4] * 2, [3] * 13, [3] * 6 + [4]]
@@ -206,5 +207,4 @@ def test_while_decoding_a_head_that_is_a_row_has_the_same_share():
 
 def test_scores_that_are_none():
     for score, words in (([[0.0, 0.0]], "score is 0 for all heads"), ([[-1.0, 1.0]], r"score\[0\]\[0\] is -1")):
-        with pytest.raises(ValueError, match=words):
-            HeadScores(score)
+        refuses(words, HeadScores, score)

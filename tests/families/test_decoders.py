@@ -99,8 +99,7 @@ def test_what_is_not_understood_is_refused_before_its_weights(tmp_path, name):
     config = getattr(transformers, f"{name}Config")(**SIZES, **HEADS)
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
     for load in (layout_family, load_family):  # there are no weights
-        with pytest.raises(ValueError, match=re.escape(REFUSED[name])):
-            load(BackboneConfig(path=str(tmp_path)))
+        refuses(re.escape(REFUSED[name]), load, BackboneConfig(path=str(tmp_path)))
 
 
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 90}

@@ -247,8 +247,7 @@ def test_names_that_are_no_file(tmp_path, file):
         str(file.parent): r"a folder of GGUF files; name one of them: .*model\.gguf",
         "someone/model-7B-GGUF": r"fetch one of them \('hf download",
     }.items():
-        with pytest.raises(ValueError, match=words):
-            load_family(BackboneConfig(path))
+        refuses(words, load_family, BackboneConfig(path))
     refuses("is read to float32; set it to none", lambda: check_backbone(BackboneConfig(str(file), quantization="nf4")))
     refuses("is for Hub ids", lambda: check_backbone(BackboneConfig(str(file), revision="main")))
 

@@ -15,6 +15,7 @@ from subtoken_train.types import Region, in_compressed_region
 from tests.support.helpers import compress, only_sample
 from tests.support.packing import short_runs  # noqa: F401  (a fixture)
 from tests.support.reference import recompute
+from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 from tests.support.truth_cells import CELL, PLAIN_CELL, backbone_of, compression_of, decoded
@@ -217,8 +218,7 @@ def test_what_cannot_be_scored_is_refused(name):
     cell = PLAIN_CELL | {"eviction": "h2o"}
     backbone, more = backbone_of(cell), [given] if call is score_batch else []
     every = replace(compression_of(cell), every=given) if name == "evicting" else None
-    with pytest.raises(ValueError, match=words):
-        call(backbone, prompts(backbone.family, "three", True), *more, compression=every, **settings)
+    refuses(words, call, backbone, prompts(backbone.family, "three", True), *more, compression=every, **settings)
 
 
 FORCED = {

@@ -103,9 +103,7 @@ MODELS = {
 @pytest.mark.parametrize(("make", "words"), MODELS.values(), ids=MODELS)
 def test_another_model_is_refused(make, words, saved):
     model = make(saved[0])
-    with pytest.raises(ValueError, match=words) as error:
-        model.load_cache(saved[2])
-    assert len(str(error.value)) < 500
+    assert len(refuses(words, model.load_cache, saved[2])) < 500
     refuses("no context has been compressed yet", model.ask, None, QUESTIONS)
 
 
@@ -248,8 +246,6 @@ FORGERIES = {
 def test_a_right_checksum_is_not_enough(name, saved, tmp_path):
     (forge, words), (record, tensors) = FORGERIES[name], parts(saved[2])
     forge(record, tensors)
-    with pytest.raises(ValueError, match=words) as error:
-        saved[0].load_cache(forged(tmp_path / "forged", record, tensors))
-    assert "forged" in str(error.value)
+    assert "forged" in refuses(words, saved[0].load_cache, forged(tmp_path / "forged", record, tensors))
     record, tensors = parts(saved[2])
     assert saved[0].load_cache(forged(tmp_path / "forged", record, tensors)).digests == record["contexts"]

@@ -190,8 +190,7 @@ def test_a_budget_that_cannot_hold_the_text_says_which_could(tiny_family):
     family, batch = text_family(), text_batch([(0, 20, 0)])  # nothing to compress, which is counted all the same
     whole = family.shape.num_layers * 21 * 2 * family.shape.side_bytes
     run(compress(family), batch, Compression(FirstEntries(), whole, "bytes"))
-    with pytest.raises(ValueError, match=f"at least {whole} bytes"):
-        run(compress(family), batch, Compression(FirstEntries(), whole - 1, "bytes"))
+    refuses(f"at least {whole} bytes", run, compress(family), batch, Compression(FirstEntries(), whole - 1, "bytes"))
 
 
 SETTINGS = {"snapkv": {"rows": "mean", "window": 3, "kernel": 3}, "expected_attention": {"sinks": 1, "future": 8}}

@@ -18,6 +18,7 @@ from subtoken_train.inference.prefill import decode, open_prompts
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
 from tests.support.helpers import compress, only_sample
+from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 from tests.support.truth_cells import backbone_of
 from tests.support.truth_models import KV_HEADS, OwnSets, family_of, prompts
@@ -112,8 +113,7 @@ def test_what_cannot_go_first_is_refused(name):
         batch.regions_BN[1, -1] = int(Region.VISUAL)
     compression = Compression() if eviction is None else Compression(build_eviction(eviction), 0.5)
     how = {"compression": compression, "protocol": name if name == "protocol" else protocol}
-    with pytest.raises(ValueError, match=words):
-        score_batch(backbone, batch, [[[1]]] * 3, **how)
+    refuses(words, score_batch, backbone, batch, [[[1]]] * 3, **how)
 
 
 PLAIN_LEVELS = {"selector": "none", "layout": "contiguous", "groups": "8/3", "budget": "per_token", "precision": "fp32"}

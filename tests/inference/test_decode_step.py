@@ -29,6 +29,7 @@ from subtoken_train.routing import RoutingConfig
 from tests.support.generation_cells import CELLS, SERVED_CALLS, StepCell, inputs_of, model_of, settings_of
 from tests.support.helpers import compress
 from tests.support.packing import short_runs  # noqa: F401  (a fixture)
+from tests.support.refusals import refuses
 from tests.support.sampling import pairwise, sampled
 from tests.support.tape import on_tape
 from tests.support.text_families import WINDOW, text_batch, text_family
@@ -273,8 +274,7 @@ def test_a_cropped_cache_sees_again_what_had_left_the_window():
 )
 def test_what_does_not_go_with_windows_is_refused(settings, words):
     family = text_family("mistral_window")
-    with pytest.raises(ValueError, match=f"{words}.*sliding windows of mistral"):
-        Compression(**settings).check(family)
+    refuses(f"{words}.*sliding windows of mistral", Compression(**settings).check, family)
     with pytest.raises(ValueError, match="mistral has sliding windows, and heads are weighed"):
         mixed_hidden(family, torch.zeros(1, 4, 64), torch.arange(4)[None], None)
     scaled = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}

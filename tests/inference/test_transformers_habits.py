@@ -18,6 +18,7 @@ from subtoken_train.inference.compression import CompressionSettings
 from tests.support.chats import CHATML
 from tests.support.generation_cells import SERVED_CALLS
 from tests.support.places import ROOT
+from tests.support.refusals import refuses
 
 LLAMA = ROOT / "checkpoints" / "tiny-llama"
 WORDS = "The code of baran is amber falcon. " * 6 + "\n\nThe code of baran is"
@@ -247,10 +248,9 @@ MISTAKES = {
 
 @pytest.mark.parametrize(("call", "words", "listed"), MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_is_told_with_all_settings(call, words, listed, text):
-    with pytest.raises(ValueError, match=r"\S") as found:
-        call(*text)
-    assert words in str(found.value)
-    assert [each for each in listed if each not in str(found.value).partition("Allowed: ")[2]] == []
+    said = refuses(r"\S", call, *text)
+    assert words in said
+    assert [each for each in listed if each not in said.partition("Allowed: ")[2]] == []
 
 
 def test_dir_shows_the_names_without_torch():

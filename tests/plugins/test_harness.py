@@ -22,6 +22,7 @@ from subtoken_train.plugins import lm_eval as command
 from subtoken_train.routing import RoutingConfig
 from tests.support.eval_runs import MEASURED
 from tests.support.helpers import compress
+from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 
@@ -59,16 +60,14 @@ WRONG = [
 
 @pytest.mark.parametrize(("given", "message"), WRONG)
 def test_wrong_arguments_are_worded(given, message):
-    with pytest.raises(ValueError, match=message):
-        harness.read_arguments({"backbone": "x", **given}).compression()
+    refuses(message, lambda: harness.read_arguments({"backbone": "x", **given}).compression())
 
 
 def test_a_harness_may_have_no_use_for_a_name_and_answers_in_one_process(monkeypatch):
     with pytest.raises(ValueError, match="unknown model argument 'context'"):
         harness.read_arguments({"backbone": "x", "context": 3}, unavailable=("context",))
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="each of which would answer everything"):
-        harness.read_arguments({"backbone": "x"})
+    refuses("each of which would answer everything", harness.read_arguments, {"backbone": "x"})
 
 
 def test_a_backbone_alone_and_an_adapter_load_with_reducer_eviction_and_dtype(vlm_adapter):
@@ -106,8 +105,7 @@ def test_greedy_settings():
     for given, wanted in GREEDY:
         assert harness.greedy_settings(given, 7, ignored=("image_sizes",)) == wanted
     for given, words in NOT_GREEDY:
-        with pytest.raises(ValueError, match=words):
-            harness.greedy_settings(given, 7)
+        refuses(words, harness.greedy_settings, given, 7)
 
 
 OUTCOME = Outcome(

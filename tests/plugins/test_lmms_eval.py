@@ -20,6 +20,7 @@ from subtoken_train.datasets.records import Record
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.plugins import manifest
 from subtoken_train.types import Turn
+from tests.support.refusals import refuses
 
 MODULE = "subtoken_train.plugins.lmms_eval"
 SETTINGS = {"max_new_tokens": 4, "temperature": 0, "do_sample": False, "image_aspect_ratio": "pad", "until": ["</s>"]}
@@ -142,16 +143,12 @@ def test_what_is_not_offered_is_worded_and_a_late_eviction_is_warned_about(plugi
     assert "cannot change the first token" in capsys.readouterr().out
     with pytest.raises(NotImplementedError, match="several rounds"):
         model.generate_until_multi_round([])
-    with pytest.raises(ValueError, match="answers are greedy"):
-        model.generate_until([request(0, {"temperature": 0.7, "do_sample": True})])
+    refuses("answers are greedy", model.generate_until, [request(0, {"temperature": 0.7, "do_sample": True})])
     clip = [{"text": "What happens?", "images": ["clip.mp4"]}]
     model.task_dict["scenes"]["test"] = clip
-    with pytest.raises(ValueError, match="scenes test 0: str is not an image"):
-        model.generate_until([request(0, SETTINGS, clip)])
-    with pytest.raises(ValueError, match="unknown model argument 'context'"):
-        made(plugin, adapter=str(vlm_adapter), context=3)
-    with pytest.raises(ValueError, match="sees no images"):
-        made(plugin, backbone=str(text_adapter.parent / "backbone"))
+    refuses("scenes test 0: str is not an image", model.generate_until, [request(0, SETTINGS, clip)])
+    refuses("unknown model argument 'context'", made, plugin, adapter=str(vlm_adapter), context=3)
+    refuses("sees no images", made, plugin, backbone=str(text_adapter.parent / "backbone"))
 
 
 def test_a_picture_is_turned_as_its_file_says(plugin):

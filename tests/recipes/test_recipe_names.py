@@ -1,19 +1,26 @@
-"""Names are made from bases: every setting is what the recipe's own file said, and the text is a whole recipe."""
+"""Recipes made from bases have the settings of their own files; the rows of the paper's tables are as published."""
 
 import csv
 import hashlib
 import json
 import re
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
+from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.cli.trainer_parts import KINDS
 from subtoken_train.evaluation.runner.spec import read_grid
-from subtoken_train.resources import NamedRecipe, read_names
+from subtoken_train.ledger.kv_budget import KVBudget, geometry
+from subtoken_train.ledger.ledger import nominal_ledger
+from subtoken_train.reducers import build_reducer
+from subtoken_train.resources import NamedRecipe, read_names, recipe_text
 from subtoken_train.training.preflight import count_devices
+from tests.recipes.backbones import BACKBONES
 from tests.support.commands import printed
 from tests.support.places import RECIPES, ROOT, recipe, run_recipes
 from tests.support.sampling import sampled
@@ -117,3 +124,100 @@ def test_the_batch_script_starts_what_its_overlay_says():
     asked = {name: int(value) for name, value in re.findall(r"#SBATCH --([\w-]+)=(\d+)\n", script)}
     assert asked["nodes"] == trainer["num_nodes"]
     assert asked["ntasks-per-node"] == asked["gpus-per-node"] == trainer["devices"]
+
+
+DIGEST = "3f2f11d1a5e085777e99898f818f4f6e22636cb05249eab064b37b94d8b92a05"
+"""sha256 of recipes/paper_rows.csv: the rows of Tables 1 to 4 as published."""
+TABLES = {
+    "llama7b_quest25_s16k12": {
+        "model.lora": {"rank": 32, "alpha": 16, "dropout": 0.05},
+        "model.optimizer": {"learning_rate": 3e-5, "weight_decay": 0.01, "warmup_steps": 4000, "schedule": "cosine"},
+        "model.reducer": {"page_size": 16, "window": 64},
+        "model.routing": {"balance_weight": 0.01, "query_conditioned": True, "budget": "global"},
+        "data": {"block_length": 2048, "context_length": 1024}, "trainer": {"max_steps": 25_000},
+    },
+    "llava7b_fastv25_s16k4": {
+        "model.lora": {"rank": 16, "alpha": 32, "dropout": 0.05},
+        "model.optimizer": {"learning_rate": 2e-4, "weight_decay": 0.0, "warmup_steps": 1000},
+        "model.routing": {"balance_weight": 0.01},
+        "data": {"max_length": 2048, "train_file": "data/llava/llava_v1_5_mix665k.json"},
+        "trainer": {"max_steps": 10_000},
+    },
+}  # fmt: skip
+"""Settings of the paper's Tables 5 and 7."""
+
+
+def rows():
+    """The rows of Tables 1 to 4."""
+    with (RECIPES / "paper_rows.csv").open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_rows_have_the_committed_digest():
+    assert hashlib.sha256((RECIPES / "paper_rows.csv").read_bytes()).hexdigest() == DIGEST
+
+
+def test_rows_are_the_papers(shared):
+    tables = json.loads((shared / "paper_tables.json").read_text())
+    published = [*tables["vlm_rows"], *tables["llm_rows"]]
+    assert len(rows()) == len(published) == 119
+    for row, source in zip(rows(), published, strict=True):
+        for key in ("table", "model", "method", "variant"):
+            assert row[key] == source[key]
+        for key, name in (("num_groups", "S"), ("kept_groups", "K"), ("reducer", "token_method")):
+            assert row[key] == ("" if source[name] is None else str(source[name]))
+        for key in ("token_keep", "total_kv"):
+            assert float(row[key]) == source[key]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_recipe_has_the_settings_of_its_table(name):
+    """All others are made of these two, and pinned by their digests."""
+    content = yaml.safe_load(recipe_text(recipe(name)))
+    for key, wanted in TABLES[name].items():
+        band = content
+        for group in key.split("."):
+            band = band[group]
+        assert {each: band.get(each) for each in wanted} == wanted, key
+
+
+def test_every_row_has_its_recipe_and_its_percentage_from_the_ledger():
+    """r (1 + K/S) / 2, printed to three decimals; the anchor's tokens hold those bytes and less than a token more."""
+    names = {backbone.words: name for name, backbone in BACKBONES.items()}
+    for row in rows():
+        if row["variant"] in ("lora_only", "full", "token_only"):
+            continue
+        groups, keep = (int(row["num_groups"]), int(row["kept_groups"])), float(row["token_keep"]) / 100
+        budget, reducer = KVBudget(keep, *groups), row["reducer"].lower()
+        assert abs(100 * budget.exact_total - Fraction(row["total_kv"])) <= Fraction(1, 2000), row
+        backbone = BACKBONES[names[row["model"]]]
+        kept = build_reducer(reducer, keep).kept_tokens(backbone.tokens)
+        ledger = nominal_ledger(geometry(backbone.shape), {"visual": backbone.tokens}, budget, kept_tokens=kept)
+        assert ledger.fraction() == pytest.approx(float(budget.exact_total), abs=1e-12)
+        name = f"{names[row['model']]}_{reducer}{row['token_keep'].replace('.', 'p')}_s{groups[0]}k{groups[1]}"
+        assert any(path.stem.startswith(name) for path in run_recipes()), name
+
+
+@sampled("path", run_recipes(), every=30, ids=lambda path: path.stem)
+def test_every_recipe_passes_its_pre_flight(path, capsys):
+    assert main(["check", "--config", str(path), "--offline"]) == 0
+    here = "ready" if path.stem.startswith("tiny") or torch.cuda.is_available() else "valid"
+    assert f"\n{here}: subtoken-train fit" in capsys.readouterr().out
+
+
+@sampled(
+    ("name", "lora", "routers"),
+    [
+        ("llava13b_visionzip12p5_s8k2", 13_107_200, 1_638_720), ("qwenvl7b_visionzip25_s16k4", 5_046_272, 1_606_080),
+        ("llama7b_quest25_s8k7", 33_554_432 // 2, 2_097_408), ("qwen3vl4b_fastv12p5_s16k4", 5_898_240, 1_475_136),
+        ("llavanextmistral7b_fastv12p5_s16k4", 6_815_744, 2_097_664),
+        ("internvl8b_fastv25_s16k4", 5_046_272, 1_606_080), ("llavaov7b_fastv25_s16k4", 5_046_272, 1_606_080),
+        ("mistralsmall24b_fastv25_s16k4", 9_830_400, 3_277_440), ("glm41v9b_fastv25_s16k4", 8_028_160, 2_622_080),
+        ("smolvlm500m_fastv25_s16k4", 1_638_400, 492_032), ("qwen314b_quest12p5_s16k12", 20_971_520, 6_554_240),
+    ],
+    every=3,
+)  # fmt: skip
+def test_trainable_counts(name, lora, routers, capsys):
+    out = printed(capsys, "check", "--config", str(recipe(name)), "--offline")
+    assert f"{lora:,}" in next(line for line in out.splitlines() if "LoRA together" in line)
+    assert f"{routers:,}" in next(line for line in out.splitlines() if "routers (" in line)

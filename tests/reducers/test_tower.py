@@ -19,6 +19,7 @@ from tests.support.golden_cases import near
 from tests.support.helpers import check_alone, compress, make_batch, only_sample, random_scores, unread
 from tests.support.places import recipe
 from tests.support.plain_choices import without_by_loop
+from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 from tests.support.tiny.qwen import qwen_family
 from tests.support.truth_cells import difference
@@ -118,8 +119,7 @@ def test_a_tower_without_a_class_token_is_refused_before_weights_are_read(tmp_pa
     qwen_family().model.config.save_pretrained(tmp_path)
     monkeypatch.setattr(load, "load_weights", lambda *_: pytest.fail("weights were read"))
     words = r"'fastervlm' ranks by a class token's attention, .* qwen2_5_vl does not give; use visionzip or fastv"
-    with pytest.raises(ValueError, match=words):
-        load_backbone(tmp_path, backbone=BackboneConfig(), reducer=build_reducer("fastervlm", 0.5))
+    refuses(words, load_backbone, tmp_path, backbone=BackboneConfig(), reducer=build_reducer("fastervlm", 0.5))
 
 
 MIXED = [(1, 9), (2, 7), (0, 12)]

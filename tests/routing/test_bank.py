@@ -210,24 +210,17 @@ def test_chooses_by_each_layers_own_projection(layout, kv_heads):
 
 
 @pytest.mark.parametrize("config", READERS, ids=["selector", "prior"])
-def test_nothing_is_read_before_the_first_pass_and_nothing_is_saved(tiny_family, config):
+def test_nothing_is_read_before_the_first_pass_and_nothing_saved_and_training_comes_after(tiny_family, config):
+    """Lightning validates in inference mode; what it made there must serve a pass with gradients."""
     with torch.device("meta"):
         RouterBank(config, 128, KVShape(1, 4, 32)).attach([nn.Linear(128, 128)], [nn.Linear(128, 128)])
+    add_lora(tiny_family, LoraSettings(dropout=0.0))
     backbone = compress(tiny_family, config)
     before = set(backbone.bank.state_dict())
     with torch.inference_mode():
-        backbone.run(make_batch(BATCH))
+        checked = backbone.run(make_batch(BATCH)).state.masks
     assert set(backbone.bank.state_dict()) == before
     assert not any("gram" in name or "proj" in name for name in before)
-
-
-@pytest.mark.parametrize("config", READERS, ids=["selector", "prior"])
-def test_validation_first_and_training_after_it(tiny_family, config):
-    """Lightning validates in inference mode; what it made there must serve a pass with gradients."""
-    add_lora(tiny_family, LoraSettings(dropout=0.0))
-    backbone = compress(tiny_family, config)
-    with torch.inference_mode():
-        checked = backbone.run(make_batch(BATCH)).state.masks
     result = backbone.train().run(make_batch(BATCH))
     assert all(torch.equal(mask, checked[layer]) for layer, mask in result.state.masks.items())
     backbone.logits(result).logsumexp(-1).sum().backward()

@@ -124,8 +124,7 @@ test_a_wrong_setting_is_refused_in_words = refusing(REFUSED, lambda settings: ma
 @pytest.mark.parametrize("option", OF_ROUTERS)
 def test_controls_refuse_what_belongs_to_routers(option):
     words = rf"{option} needs a learned router \(linear, mlp or bilinear\), not 'static': use .*, or leave {option} out"
-    with pytest.raises(ValueError, match=words):
-        build_selector(128, RoutingConfig(selector="static", num_groups=16, **{option: OF_ROUTERS[option]}))
+    refuses(words, build_selector, 128, RoutingConfig(selector="static", num_groups=16, **{option: OF_ROUTERS[option]}))
 
 
 def test_what_adapters_of_earlier_versions_say_and_single_channels_pass():

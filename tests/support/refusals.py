@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 
-def refuses(words: str, act: Callable[..., Any], *given: Any, **more: Any) -> None:
-    """Check that a call is refused with these words, a regular expression."""
-    with pytest.raises(ValueError, match=words):
+def refuses(words: str, act: Callable[..., Any], *given: Any, **more: Any) -> str:
+    """Check that a call is refused with these words, a regular expression; the whole message."""
+    with pytest.raises(ValueError, match=words) as caught:
         act(*given, **more)
+    return str(caught.value)
 
 
 def refusing(rows: Mapping[Any, Any] | Iterable[Any], act: Callable[..., Any] | None = None) -> Callable[..., None]:

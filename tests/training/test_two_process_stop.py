@@ -4,7 +4,6 @@ import json
 import os
 import resource
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,15 +15,13 @@ from lightning.pytorch.callbacks import Callback
 
 from subtoken_train.training.checkpoints import newest_complete, state_path
 from subtoken_train.training.run_checkpoints import RandomState, RunStopped
+from tests.support.eval_runs import free_port
 from tests.support.training_memory import At, Toy, fit_toy, send
 
 
 @pytest.mark.slow
 def test_both_stop_and_go_on_alike(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "NODE_RANK": "0"}
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "NODE_RANK": "0"}
     environment = {**os.environ, **common, "OMP_NUM_THREADS": "1"}
     environment.pop("PL_GLOBAL_SEED", None)  # of a run in this process: both would start from it
     processes = [

@@ -1,7 +1,6 @@
 """What every task's metric must do: score in parts and over processes as it scores at once."""
 
 import os
-import socket
 from datetime import timedelta
 from importlib.util import find_spec
 
@@ -12,6 +11,7 @@ import torch.multiprocessing
 
 from subtoken_train.evaluation.tasks import TASKS, build_task, captions
 from tests.support.benchmark_folders import CASES
+from tests.support.eval_runs import free_port
 
 MATHEMATICS = ("aime25", "math500")
 SCORED = {name: cases for name, cases in CASES.items() if find_spec("math_verify") or name not in MATHEMATICS}
@@ -82,10 +82,7 @@ def one_of_two(rank, port, folder):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The ``compute`` method of metric:UserWarning")  # of a process without samples
 def test_two_processes_score_as_one(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.spawn(one_of_two, (port, tmp_path), nprocs=2)
+    torch.multiprocessing.spawn(one_of_two, (free_port(), tmp_path), nprocs=2)
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)]
     for name, cases in SCORED.items():
         expected = pytest.approx(fed(name, cases).compute(), abs=1e-12)

@@ -11,6 +11,7 @@ from subtoken_train.evaluation.reporting.exports import report_csv, report_latex
 from subtoken_train.evaluation.reporting.page import report_html
 from subtoken_train.evaluation.reporting.report import make_report
 from subtoken_train.evaluation.reporting.runs import read_results
+from tests.support.refusals import refuses
 from tests.support.report_results import answers, facts, write_run
 
 MANIFEST, SAMPLES = "manifest.json", "samples-0-of-1.jsonl"
@@ -37,9 +38,7 @@ def report(folder: Path) -> str | None:
 
 
 def refused(*folders) -> str:
-    with pytest.raises(ValueError) as error:  # noqa: PT011 - the caller reads the message
-        read_results(list(folders))
-    return str(error.value)
+    return refuses("", read_results, list(folders))
 
 
 def with_value(content: dict, place: tuple, value: object) -> str:

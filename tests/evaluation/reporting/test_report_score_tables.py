@@ -11,6 +11,7 @@ from subtoken_train.evaluation.reporting.runs import ArmResults, read_results
 from subtoken_train.evaluation.reporting.score_tables import PAPER_TASKS, Estimate, difference_of, make_tables, score_of
 from subtoken_train.evaluation.results import SAMPLES_GLOB
 from subtoken_train.evaluation.tasks import TASKS
+from tests.support.refusals import refuses
 from tests.support.report_results import ROWS, answers, facts, paper_grid, register, write_run, write_subtasks
 
 
@@ -106,8 +107,7 @@ def test_the_mean_over_tasks_shares_the_seeds_draw():
     bad[0], good[1] = 1, 1
     assert resampled_means([bad, good]).std() == 0  # one seed's loss is its gain on the other task
     assert resampled_means([bad, bad]).std() == pytest.approx(np.sqrt(0.125), rel=0.05)
-    with pytest.raises(ValueError, match="no scores"):
-        resampled_means([[1.0], []])
+    refuses("no scores", resampled_means, [[1.0], []])
 
 
 def test_the_papers_columns_and_order(tmp_path):

@@ -17,6 +17,7 @@ from subtoken_train.evaluation.results import (
 )
 from subtoken_train.routing import RoutingConfig
 from tests.support.eval_runs import MEASURED
+from tests.support.refusals import refuses
 
 RECORD = SampleRecord(
     id="a", kind="kind", prompt_sha256="0" * 64, reference={"answers": ["x"]}, prediction="text", score=1.0, **MEASURED
@@ -35,8 +36,7 @@ def test_a_record_is_one_line_and_reads_back(name, prediction):
 
 @pytest.mark.parametrize("line", ["", "[]", "{}", "no json", RECORD.line().replace('"id"', '"name"')])
 def test_what_is_no_record_names_its_place(line):
-    with pytest.raises(ValueError, match="here is not a record of a sample"):
-        SampleRecord.parse(line, "here")
+    refuses("here is not a record of a sample", SampleRecord.parse, line, "here")
 
 
 def test_records_of_all_processes_are_read(tmp_path):
@@ -63,28 +63,23 @@ def test_a_torn_line_is_cut_and_the_rest_stays(tmp_path):
 def test_a_device_in_the_place_of_records_is_not_read(tmp_path):
     (tmp_path / "samples-0-of-1.jsonl").symlink_to("/dev/zero")
     for read in (SampleWriter, read_samples):
-        with pytest.raises(ValueError, match="is not a regular file"):
-            read(tmp_path)
+        refuses("is not a regular file", read, tmp_path)
 
 
 def test_a_huge_file_without_a_line_is_not_read_to_its_end(tmp_path):
     (tmp_path / "samples-0-of-1.jsonl").touch()
     os.truncate(tmp_path / "samples-0-of-1.jsonl", 2**40)  # a hole: a terabyte that takes no room
-    with pytest.raises(ValueError, match="ends with 16,777,216 bytes without a line break"):
-        SampleWriter(tmp_path)
-    with pytest.raises(ValueError, match="has a line of more than 16,777,216 bytes"):
-        read_samples(tmp_path)
+    refuses("ends with 16,777,216 bytes without a line break", SampleWriter, tmp_path)
+    refuses("has a line of more than 16,777,216 bytes", read_samples, tmp_path)
     assert os.path.getsize(tmp_path / "samples-0-of-1.jsonl") == 2**40
 
 
 def test_a_sample_twice_and_a_broken_line_name_their_places(tmp_path):
     for rank in (0, 1):
         SampleWriter(tmp_path, rank, 2).append([RECORD])
-    with pytest.raises(ValueError, match=r"samples-1-of-2\.jsonl, line 1: sample 'a' appears twice"):
-        read_samples(tmp_path)
+    refuses(r"samples-1-of-2\.jsonl, line 1: sample 'a' appears twice", read_samples, tmp_path)
     (tmp_path / "samples-1-of-2.jsonl").write_text(replace(RECORD, id="b").line() + "{}\n")
-    with pytest.raises(ValueError, match=r"samples-1-of-2\.jsonl, line 2 is not a record"):
-        read_samples(tmp_path)
+    refuses(r"samples-1-of-2\.jsonl, line 2 is not a record", read_samples, tmp_path)
 
 
 def test_the_digest_is_of_all_that_is_asked():
@@ -127,5 +122,4 @@ def test_a_part_of_a_set_is_partial():
 def test_broken_manifests_are_worded(tmp_path, content, message):
     if content is not None:
         (tmp_path / "manifest.json").write_text(content)
-    with pytest.raises(ValueError, match=message):
-        Manifest.read(tmp_path)
+    refuses(message, Manifest.read, tmp_path)

@@ -23,6 +23,7 @@ from subtoken_train.inference.compression import method_record
 from subtoken_train.inference.pool import ModelPool, load_backbone
 from tests.support.eval_runs import ADAPTERS, ANCHOR, ROUTED, WHOLE, scenes_grid
 from tests.support.prompt_views import written
+from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 
 EVICTED = {"eviction": "snapkv", "eviction_keep": 0.5, "scope": "visual"}
@@ -145,8 +146,7 @@ def test_what_is_read_in_part_is_promised_whole(pool):
     ],
 )
 def test_mistakes_are_worded(spec, message, pool):
-    with pytest.raises(ValueError, match=message):
-        prepare([spec, spec], pool)
+    refuses(message, prepare, [spec, spec], pool)
 
 
 METHOD = {"eviction": "keydiff"}
@@ -206,8 +206,7 @@ def test_a_check_lists_a_file_that_is_not_there(scenes, tmp_path):
     checked = dry_run(scenes_grid(scenes, tmp_path / "out", spec), planned_adapter)
     how = f"subtoken-train calibrate threshold --adapter {WHOLE.adapter} --option eviction=keydiff --out {file}"
     assert dict(checked.wanted) == {f"calibration {file}": how}
-    with pytest.raises(ValueError, match=r"none.json is not a file; 'subtoken-train calibrate threshold' writes one"):
-        prepare([spec], ModelPool())
+    refuses(r"none.json is not a file; 'subtoken-train calibrate threshold' writes one", prepare, [spec], ModelPool())
 
 
 def test_a_report_states_measured_bytes_with_their_spread(record, scenes, tmp_path):

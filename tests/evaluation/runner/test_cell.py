@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from subtoken_train.evaluation.runner.cell import ONE, Processes, alone, plan_batches
 from subtoken_train.evaluation.tasks.task import Sample
+from tests.support.refusals import refuses
 
 samples = st.lists(
     st.builds(
@@ -48,8 +49,7 @@ def test_without_a_gpu_all_are_on_the_cpu_and_one_gpu_is_not_for_all(monkeypatch
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert [ONE.device(wanted) for wanted in (None, "auto", "cpu")] == ["cpu", "auto", "cpu"]
     assert (ONE.device("cuda:1"), Processes(1, 2).device("cpu")) == ("cuda:1", "cpu")
-    with pytest.raises(ValueError, match="device cuda:1 for 2 processes"):
-        Processes(0, 2).device("cuda:1")
+    refuses("device cuda:1 for 2 processes", Processes(0, 2).device, "cuda:1")
 
 
 @pytest.mark.parametrize("wanted", [None, "auto", "cuda"])
@@ -80,8 +80,7 @@ def attempt(folder, written):
 
 
 def fail(folder, *written):
-    with pytest.raises(ValueError, match="wrong"):
-        attempt(folder, written)
+    refuses("wrong", attempt, folder, written)
 
 
 def test_a_failure_leaves_no_folder(tmp_path):

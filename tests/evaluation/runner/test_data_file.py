@@ -18,6 +18,7 @@ from subtoken_train.evictions.thresholds import Threshold
 from subtoken_train.inference.compression import Compression
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress
+from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 
 S16K4 = RoutingConfig(num_groups=16, kept_groups=4)
@@ -195,5 +196,4 @@ OTHERS, FIGURES = "answered different questions; evaluate them in one call", "mu
     ],
 )
 def test_records_that_make_no_scores(tmp_path, runs, arm, words):
-    with pytest.raises(ValueError, match=words):
-        scores(tmp_path, *runs, arm=arm)
+    refuses(words, scores, tmp_path, *runs, arm=arm)

@@ -13,6 +13,7 @@ from subtoken_train.evaluation.runner.spec import Grid, TaskSpec, expand_arms
 from subtoken_train.inference.pool import ModelPool
 from tests.support.commands import printed, refused
 from tests.support.places import ROOT
+from tests.support.refusals import refuses
 
 SHIPPED = "checkpoints/adapters/tiny_fastv25_s16k4"
 TEXT = "checkpoints/tiny-llama"
@@ -96,8 +97,7 @@ def test_what_is_missing_is_listed(tmp_path):
     ],
 )
 def test_mistakes_are_refused(arm, message):
-    with pytest.raises(ValueError, match=message):
-        dry_run(grid_of(arm), planned_adapter)
+    refuses(message, lambda: dry_run(grid_of(arm), planned_adapter))
 
 
 SERVED = {"length": 1000, "tasks": ["cwe"], "tokenizer": TEXT}
@@ -105,8 +105,7 @@ SERVED = {"length": 1000, "tasks": ["cwe"], "tokenizer": TEXT}
 
 def test_options_and_weights_that_cannot_be_served_are_refused(tmp_path):
     grid = replace(grid_of({"backbone": TEXT}), tasks=(TaskSpec("ruler_synthetic", options=SERVED),))
-    with pytest.raises(ValueError, match=r"a prompt of cwe, and its shortest text has [\d,]+; raise it to [\d,]+"):
-        dry_run(grid, planned_adapter)
+    refuses(r"a prompt of cwe, and its shortest text has [\d,]+; raise it to [\d,]+", dry_run, grid, planned_adapter)
     shutil.copytree(ROOT / TEXT, tmp_path / "backbone")
     os.truncate(tmp_path / "backbone" / "model.safetensors", 100_000)
     with pytest.raises(ValueError, match="is not a whole safetensors file"):
@@ -117,8 +116,7 @@ def test_a_chat_without_a_template_is_refused(tmp_path):
     """Of a local folder by its files, before weights are read; of a model on the Hub when its tokenizer is there."""
     tasks = (TaskSpec("ruler_synthetic", None, {"chat": True}),)
     grid = replace(grid_of({"backbone": "checkpoints/tiny-llama"}, tasks=("recall",)), tasks=tasks)
-    with pytest.raises(ValueError, match=r"has chat: true, and the tokenizer of .* has no chat template"):
-        dry_run(grid, planned_adapter)
+    refuses(r"has chat: true, and the tokenizer of .* has no chat template", dry_run, grid, planned_adapter)
     (arm,) = prepare(grid.arms, ModelPool())
     assert arm.chat_template is False
     there = shutil.copytree(ROOT / "checkpoints/tiny-llama", tmp_path / "instruct")

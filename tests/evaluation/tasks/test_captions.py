@@ -8,6 +8,7 @@ from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.captions import CaptionCider, cider, ptb_tokens, word_overlap
 from tests.support.benchmark_folders import reference_cases, refused, write_rows
+from tests.support.refusals import refuses
 
 needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="the PTB tokenizer is a Java program")
 COLUMNS = {"coco_caption": ("question_id", "answer"), "textcaps": ("image_id", "caption_str")}
@@ -71,11 +72,9 @@ def test_line_breaks_inside_captions_shift_nothing():
 
 def test_what_is_missing_stops_before_a_model_runs(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(ValueError, match="no 'java' on the PATH; install a Java runtime"):
-        build_task("textcaps").check_requirements()
+    refuses("no 'java' on the PATH; install a Java runtime", build_task("textcaps").check_requirements)
     monkeypatch.setattr("subtoken_train.errors.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"pycocoevalcap, which is not installed: .*\[eval\]"):
-        build_task("textcaps").check_requirements()
+    refuses(r"pycocoevalcap, which is not installed: .*\[eval\]", build_task("textcaps").check_requirements)
 
 
 def test_words_shared():

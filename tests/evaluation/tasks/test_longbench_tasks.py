@@ -7,6 +7,7 @@ import pytest
 
 from subtoken_train.evaluation.tasks import build_task, longbench
 from tests.support.benchmark_folders import listed, refused
+from tests.support.refusals import refuses
 
 ROW = {"input": "Who {context} ran?", "context": "A {input} cat\nran.", "answers": ["cat"], "all_classes": None}
 
@@ -112,8 +113,7 @@ def test_chinese_words(monkeypatch):
     longbench._chinese.cache_clear()
     with pytest.raises(ValueError, match=r"cutting LongBench's dureader, vcsum into words needs jieba, .*\[eval\]'"):
         longbench.check_jieba(["vcsum", "qasper", "dureader"])
-    with pytest.raises(ValueError, match="needs jieba, which is not installed"):
-        score("multifieldqa_zh", "x", "x")
+    refuses("needs jieba, which is not installed", score, "multifieldqa_zh", "x", "x")
     longbench.check_jieba(["qasper", "lsht", "passage_retrieval_zh"])
     monkeypatch.undo()
     pytest.importorskip("jieba")

@@ -13,6 +13,7 @@ from subtoken_train.evaluation.tasks.local import RULES, LocalScores
 from subtoken_train.resources import resource
 from subtoken_train.typed import checked
 from tests.support.benchmark_folders import listed, refused
+from tests.support.refusals import refuses
 
 LINE = {"image": "cat.png", "question": "What is this?", "answers": ["cat", "a cat"], "metric": "exact_match"}
 
@@ -114,8 +115,7 @@ def test_recall_takes_a_split_and_a_seed():
 
 @pytest.mark.parametrize(("task", "options", "message"), listed("test_options_that_are_refused_when_a_task_is_made"))
 def test_options_that_are_refused_when_a_task_is_made(task, options, message):
-    with pytest.raises(ValueError, match=message):
-        build_task(task, **options)
+    refuses(message, build_task, task, **options)
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,7 @@ def test_options_that_are_refused_when_a_task_is_made(task, options, message):
 def test_a_value_that_an_option_does_not_have(name, option):
     given = {str: "asked", int: -1, tuple: ["asked"]}[type(getattr(TASKS[name](), option))]
     shown = re.escape(repr(given[0] if isinstance(given, list) else given))
-    with pytest.raises(ValueError, match=rf"unknown {option} of {name} {shown}\..* Allowed: "):
-        build_task(name, **{option: given})
+    refuses(rf"unknown {option} of {name} {shown}\..* Allowed: ", build_task, name, **{option: given})
 
 
 @pytest.mark.parametrize(("name", "options", "message"), listed("test_what_samples_refuse_is_refused_by_the_check"))
@@ -137,8 +136,7 @@ def test_what_samples_refuse_is_refused_by_the_check(name, options, message):
         assert len(task.samples()) == task.expected_rows
         return
     for ask in (task.check_options, task.samples):
-        with pytest.raises(ValueError, match=message):
-            ask()
+        refuses(message, ask)
 
 
 @pytest.mark.parametrize("name", TASKS)

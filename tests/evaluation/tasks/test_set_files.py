@@ -13,6 +13,7 @@ from subtoken_train.evaluation.tasks import files
 from subtoken_train.evaluation.tasks import files as table_files
 from subtoken_train.evaluation.tasks.task import Sample
 from tests.support.benchmark_folders import Birds, picture
+from tests.support.refusals import refuses
 
 
 @pytest.fixture
@@ -75,10 +76,8 @@ def entries(path):
     ],
 )
 def test_files_that_cannot_be_read(write, tmp_path, read, text, message):
-    with pytest.raises(ValueError, match=rf"file\.txt{message}"):
-        read(write(text))
-    with pytest.raises(ValueError, match=r"absent\.txt is missing or cannot be read"):
-        read(tmp_path / "absent.txt")
+    refuses(rf"file\.txt{message}", read, write(text))
+    refuses(r"absent\.txt is missing or cannot be read", read, tmp_path / "absent.txt")
 
 
 def test_tables_quote_and_break_lines(write):
@@ -123,8 +122,7 @@ def test_rows_of_a_folder_come_in_order_and_images_are_read_when_opened(folder, 
     Dataset.from_dict({"image": [picture(9), b"no picture"]}).to_parquet(tmp_path / "test.parquet")  # plain bytes
     good, bad = files.read_split(Birds(source=tmp_path), "test", [], ["image"])
     assert open_image(good.values["image"]).getpixel((0, 0)) == (9, 0, 0)
-    with pytest.raises(ValueError, match=r"test\.parquet, row 2 cannot be read"):
-        open_image(bad.values["image"])
+    refuses(r"test\.parquet, row 2 cannot be read", open_image, bad.values["image"])
 
 
 def test_a_shard_that_describes_itself_wrongly_is_named(folder):
@@ -143,8 +141,7 @@ def test_a_partial_set_is_refused(folder, monkeypatch):
     with pytest.raises(ValueError, match=r"has 2 of 3 samples in .*birds\. Get the rest, or limit the run\."):
         files.check_complete(Birds(source=folder), some(2), None)
     for count, limit, words in ((4, None, "4 of 3 samples"), (1, 2, "1 of 3"), (0, 1, "no sample")):
-        with pytest.raises(ValueError, match=rf"birds.* {words}.*hf download"):
-            files.check_complete(Birds(), some(count), limit)
+        refuses(rf"birds.* {words}.*hf download", files.check_complete, Birds(), some(count), limit)
     files.check_complete(Birds(), some(1), 1)
     monkeypatch.setattr(Birds, "rows", None)
     files.check_complete(Birds(), some(1), None)
@@ -156,11 +153,9 @@ def test_a_folder_comes_first_and_the_hub_id_is_the_default(monkeypatch):
     assert files.task_source(Birds(source="a/c")) == "a/c"
     assert files.task_source(Birds()) == "lmms-lab/birds"
     for source in ("nowhere", "./a/d", Path("a/d"), "a/b/c"):
-        with pytest.raises(ValueError, match=r"neither a folder nor a Hub id \(owner/name\)\. hf download"):
-            files.task_source(Birds(source=source))
+        refuses(r"neither a folder nor a Hub id \(owner/name\)\. hf download", files.task_source, Birds(source=source))
     monkeypatch.setattr(Birds, "hub_id", None)
-    with pytest.raises(ValueError, match="birds is on no hub: give source"):
-        files.task_source(Birds())
+    refuses("birds is on no hub: give source", files.task_source, Birds())
 
 
 @pytest.fixture
@@ -201,8 +196,7 @@ FAILED = [
 
 @pytest.mark.parametrize(("source", "split", "message"), FAILED)
 def test_a_failed_download_is_one_message(asked, source, split, message):
-    with pytest.raises(ValueError, match=message):
-        files.read_split(Birds(source=source), split, ["question"])
+    refuses(message, files.read_split, Birds(source=source), split, ["question"])
     assert len(asked) == (2 if source in (None, "lmms-lab/fish") else 1)  # no network is not asked twice
 
 
@@ -230,5 +224,4 @@ MALFORMED = [
 
 @pytest.mark.parametrize(("change", "message"), MALFORMED)
 def test_a_malformed_sample(two, change, message):
-    with pytest.raises(ValueError, match=message):
-        files.check_samples(Birds(), [two[0], replace(two[1], **change)])
+    refuses(message, files.check_samples, Birds(), [two[0], replace(two[1], **change)])

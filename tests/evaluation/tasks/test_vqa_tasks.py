@@ -25,20 +25,6 @@ def test_gqas_questions_and_images_are_joined(tmp_path):
     assert [shade(sample) for sample in (first, second)] == [1, 0]
 
 
-NO_ANSWER = [{"question": "Why?"}, {"question": "Who?", "answer": None}]
-
-
-@pytest.mark.parametrize(
-    ("documents", "words"),
-    [
-        ([{"question": "Why?", "imageId": "n7"}], r"parquet, row 1: image n7 is not in testdev_balanced_images"),
-        (NO_ANSWER, r"row 2: no answers, so this is another split's file; use that of 'testdev'"),
-    ],
-)
-def test_gqas_mistakes(tmp_path, documents, words):
-    refused(words, "gqa", folders.gqa_parquet(tmp_path, documents))
-
-
 def line(image, *lines):
     return {"question_id": image, "image": f"{image}.jpg", "text": "\n".join(lines) + HOW, "category": "default"}
 

@@ -5,6 +5,7 @@ import pytest
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.likelihoods import TextLoss
 from subtoken_train.evaluation.tasks.word_facts import PEOPLE, TEMPLATES
+from tests.support.refusals import refuses
 
 
 def statements(sample):
@@ -51,14 +52,12 @@ def test_ones_own_text_surrounds_them(tmp_path):
     assert "Ferries left it twice a day!" in sample.prompt
     assert "Python" not in sample.prompt
     path.write_text("no")
-    with pytest.raises(ValueError, match="no sentence of 3 to 49 words to hide facts among"):
-        build_task("facts", haystack=str(path)).samples()
+    refuses("no sentence of 3 to 49 words to hide facts among", build_task("facts", haystack=str(path)).samples)
 
 
 @pytest.mark.parametrize("wrong", [{"facts": 11}, {"facts": 0}, {"words": 149}, {"contexts": 0}, {"question": "no"}])
 def test_options_out_of_range_are_refused(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        build_task("facts", **wrong)
+    refuses(next(iter(wrong)), lambda: build_task("facts", **wrong))
 
 
 def test_the_loss_of_a_text_is_its_mean_over_windows(tmp_path):

@@ -12,6 +12,7 @@ from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.training.strategies import Fsdp2Strategy, check_parts
 from subtoken_train.training.trained_tensors import trained_tensors
 from tests.support.helpers import save_backbone
+from tests.support.refusals import refuses
 from tests.support.strategy_runs import GLOBAL_BATCH, Run, assert_same, run_fit
 from tests.support.tiny.qwen import qwen_family
 from tests.support.training_memory import save_language_model, text_recipe
@@ -126,5 +127,4 @@ def test_a_language_model(tmp_path, strategy):
 
 def test_fsdp2_is_refused_for_a_compressed_context(text_adapter):
     _, parts, _ = read_adapter(text_adapter)
-    with pytest.raises(ValueError, match="fsdp2 cannot train a language model"):
-        check_parts(Fsdp2Strategy, parts)
+    refuses("fsdp2 cannot train a language model", check_parts, Fsdp2Strategy, parts)
