@@ -8,7 +8,7 @@ import pytest
 from tests.support.places import ROOT
 
 CEILINGS = {
-    "lines of the package": 51_300,
+    "lines of the package": 51_302,
     "files of the package": 280,
     "lines of tests": 53_554,
     "lines of benchmark programs": 5_434,

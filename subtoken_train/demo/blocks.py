@@ -1,5 +1,7 @@
 """The demo page in Gradio: prompts, answers side by side, and what their caches kept, took and cost."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from functools import partial
 from importlib.resources import files
