@@ -60,7 +60,7 @@ def choices() -> str:
 
 def trials(topic: str) -> str:
     """Return one topic's trials without records, a line each."""
-    own = pd.read_csv(RESULTS / "trials.csv", dtype=str).query("topic == @topic").drop(columns="topic")
+    own = pd.read_csv(RESULTS / "trials.csv", dtype=str).query("topic == @topic").drop(columns=["topic", "date"])
     return markdown(list(own.columns), own.itertuples(index=False))
 
 
