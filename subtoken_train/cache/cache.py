@@ -16,6 +16,8 @@ from transformers.cache_utils import Cache
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.errors import refuse
 from subtoken_train.forks import undoing
+from subtoken_train.kernels.choice import choose_kernel
+from subtoken_train.kernels.native import native_attention, serves
 from subtoken_train.kernels.row_table import Workspace
 
 RESERVED = 1024  # tokens that are given room at once at most; an answer that goes on grows by slacks
@@ -212,9 +214,18 @@ class JoinedLayer:
         self.layers = layers
 
     def attend(self, query_BH1d: Tensor, scale: float) -> Tensor:
-        """Attend from one new token of each row to what its own cache stores, [B, H, 1, d]."""
-        pairs = zip(self.layers, torch.split(query_BH1d, 1), strict=True)
-        return torch.cat([layer.attend(query, scale) for layer, query in pairs])
+        """Attend from one new token of each row to what its own cache stores, [B, H, 1, d]; in one call if C serves."""
+        device, rows, plain = query_BH1d.device.type, torch.split(query_BH1d, 1), dict[int, Any]()
+        if choose_kernel(device).path == "cpu" and not torch.is_autocast_enabled(device):
+            held = ((place, layer.plain) for place, layer in enumerate(self.layers))
+            plain = {place: own for place, own in held if own is not None and serves(rows[place], *own)}
+        if not plain:
+            return torch.cat([layer.attend(row, scale) for layer, row in zip(self.layers, rows, strict=True)])
+        out = native_attention(query_BH1d, plain, scale)
+        for place, layer in enumerate(self.layers):
+            if place not in plain:
+                out[place] = layer.attend(rows[place], scale)[0]
+        return out
 
 
 class JoinedCache(Cache):  # type: ignore[misc]
@@ -222,12 +233,11 @@ class JoinedCache(Cache):  # type: ignore[misc]
 
     def __init__(self, caches: Sequence[PackedCache]) -> None:
         super().__init__(layers=[])
-        self._caches = caches
         self._joined = [JoinedLayer(layers) for layers in zip(*(cache.layers for cache in caches), strict=True)]
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         """Append [B, h, 1, d] states; return the layer twice, in place of keys and values."""
         rows = zip(torch.split(key_states, 1), torch.split(value_states, 1), strict=True)
-        for cache, (key, value) in zip(self._caches, rows, strict=True):
-            cache.update(key, value, layer_idx)
+        for layer, (key, value) in zip(self._joined[layer_idx].layers, rows, strict=True):
+            layer.update(key, value)
         return self._joined[layer_idx], self._joined[layer_idx]

@@ -209,6 +209,12 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
             reach = CacheWindow(self.window, self.first_B)
         return attend(query_BHqd, blocks, self.tail, scale, reach, self.fused, self.fill)
 
+    @property
+    def plain(self) -> tuple[list[Block], Tail] | None:
+        """Blocks and tail, where attention reads nothing beside them, of the queries as they are; else None."""
+        beside = self.eviction_state is not None or self.basis is not None or self.fill is not None
+        return None if beside or self.reaches(self.tail_length) else (self.blocks, self.tail)
+
     def reaches(self, places: int) -> bool:
         """Return whether a tail of this length may extend beyond the layer's window."""
         return self.window is not None and self.extent + places > self.window

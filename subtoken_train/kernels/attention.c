@@ -5,8 +5,9 @@
    made in squares of query rows and channels that fit registers. Other numbers are turned to floats a few entries at a
    time, in the innermost cache; a key's scale goes into its score and a value's into its weights.
 
-   Legend: R rows of the block, c heads of a row, X = R * c, G query rows of a head, d head width, N entries of all parts,
-   M entries of a part, P pieces of an entry in all heads of the row, S bits of an entry, n stored pieces. */
+   Legend: R rows of a block, c heads of a row, X = R * c of all blocks, G query rows of a head, d head width, N entries
+   of all parts of the longest block, M entries of a part, P pieces of an entry in all heads of the row, S bits of an
+   entry, n stored pieces. */
 
 #include <math.h>
 #include <stdint.h>
@@ -32,6 +33,7 @@ struct block {
     const struct part *parts;
     const int64_t *rows; /* of the cache, [R]; null: all, in order */
     int64_t num_parts, num_rows, heads, columns, width, entries;
+    int64_t first, before; /* head of the queries with which its cache begins; X of the blocks before it */
 };
 
 #define CHUNK 64    /* whole values that stay in the innermost cache while their channels are summed */
@@ -43,6 +45,14 @@ struct block {
 static int64_t cache_head(const struct block *b, int64_t head)
 {
     return b->rows ? b->rows[head / b->heads] * b->heads + head % b->heads : head;
+}
+
+/* The block of one of the heads of all, X. */
+static const struct block *block_of(const struct block *b, int64_t head)
+{
+    while (head >= b->before + b->num_rows * b->heads)
+        b++;
+    return b;
 }
 
 /* Channels of a part's keys or values as floats: where they lie, or in the room. */
@@ -107,14 +117,15 @@ static void key_scores(const struct block *b, const float *key, const float *que
         dots(1, key, query, width, scale, out, apart);
 }
 
-/* queries: [heads of the cache, G, d]; scores: [X, G, N]. */
-void block_scores(const struct block *b, const float *queries, float scale, int64_t threads, float *scores)
+/* queries: [heads of all caches, G, d]; scores: [X, G, N], of which a shorter block leaves the end as it is. */
+void block_scores(const struct block *blocks, int64_t heads, const float *queries, float scale, int64_t threads,
+                  float *scores)
 {
-    int64_t heads = b->num_rows * b->heads;
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
     for (int64_t unit = 0; unit < heads * threads; unit++) {
-        int64_t head = unit / threads, share = unit % threads, start = 0, of_cache = cache_head(b, head);
-        const float *query = queries + of_cache * b->columns * b->width;
+        const struct block *b = block_of(blocks, unit / threads);
+        int64_t head = unit / threads - b->before, share = unit % threads, start = 0, of_cache = cache_head(b, head);
+        const float *query = queries + (b->first + of_cache) * b->columns * b->width;
         for (const struct part *p = b->parts; p < b->parts + b->num_parts; start += p++->entries) {
             int64_t of_part = p->of_cache ? of_cache : head, last = p->entries * (share + 1) / threads, next;
             for (int64_t i = p->entries * share / threads; i < last; i = next) {
@@ -122,7 +133,7 @@ void block_scores(const struct block *b, const float *queries, float scale, int6
                 float room[READ];
                 int64_t first = of_part * p->apart + i * b->width;
                 const float *keys = as_floats(p, p->keys, first, (next - i) * b->width, room);
-                float *out = scores + head * b->columns * b->entries + start;
+                float *out = scores + unit / threads * b->columns * b->entries + start;
                 for (int64_t k = i; k < next; k++, keys += b->width) {
                     float own = p->key_scales ? scale * p->key_scales[of_part * p->entries + k] : scale;
                     key_scores(b, keys, query, own, out + k);
@@ -331,19 +342,22 @@ static void scale_weights(const struct block *b, int64_t head, float *weights)
                 weights[q * b->entries + i] *= p->value_scales[head * p->entries + i];
 }
 
-/* weights: [X, G, N], which scales are multiplied into; sums: [heads of the cache, G, d], zeros; cuts: of a head's
+/* weights: [X, G, N], which scales are multiplied into; sums: [heads of all caches, G, d], zeros; cuts: of a head's
    channels, which threads share. */
-void block_sums(const struct block *b, float *weights, int64_t cuts, int64_t threads, float *sums)
+void block_sums(const struct block *blocks, int64_t heads, float *weights, int64_t cuts, int64_t threads, float *sums)
 {
-    int64_t heads = b->num_rows * b->heads;
+    int64_t apart = blocks->columns * blocks->entries;
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-    for (int64_t head = 0; head < heads; head++)
-        scale_weights(b, head, weights + head * b->columns * b->entries);
+    for (int64_t head = 0; head < heads; head++) {
+        const struct block *b = block_of(blocks, head);
+        scale_weights(b, head - b->before, weights + head * apart);
+    }
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
     for (int64_t unit = 0; unit < heads * cuts; unit++) {
-        int64_t head = unit / cuts, cut = unit % cuts;
-        const float *own = weights + head * b->columns * b->entries;
-        float *to = sums + cache_head(b, head) * b->columns * b->width;
+        const struct block *b = block_of(blocks, unit / cuts);
+        int64_t head = unit / cuts - b->before, cut = unit % cuts;
+        const float *own = weights + unit / cuts * apart;
+        float *to = sums + (b->first + cache_head(b, head)) * b->columns * b->width;
         for (const struct part *p = b->parts; p < b->parts + b->num_parts; own += p++->entries)
             if (!p->starts)
                 add_values(b, p, head, cut, cuts, own, to);

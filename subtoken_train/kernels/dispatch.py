@@ -54,7 +54,7 @@ def attend(
             raise ValueError(f"{VARIABLE}=triton: the fused kernels do not serve {reason}; unset {VARIABLE}")
         _say(reason)
     if reach is None and fill is None and serves(query_BHqd, blocks, tail):
-        return native_attention(query_BHqd, blocks, tail, scale)
+        return native_attention(query_BHqd, {0: (blocks, tail)}, scale)
     return packed_attention(query_BHqd, blocks, tail, scale, reach, fill)
 
 

@@ -3,8 +3,8 @@
 ``attention.c`` is compiled when a process first needs it (about a second). It serves fp32 and bf16 on a CPU, and one
 new token that sees everything; all else goes the way of ``cpu.py``. It sums what a prompt's keys receive, too.
 
-Legend: B batch, H query heads, h key-value heads, R rows of a block, c heads of a row, X = R * c, G = H / h, N entries
-of a row and its tail, d head width.
+Legend: B batch, H query heads, h key-value heads, R rows of a block, c heads of a row, X = R * c of all blocks of a
+call, G = H / h, N entries of the longest row and its tail, d head width.
 """
 
 import ctypes
@@ -12,7 +12,8 @@ import math
 import subprocess
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -28,6 +29,7 @@ SOURCE = Path(__file__).with_name("attention.c")
 FLAGS: tuple[list[str], ...] = (["-march=native", "-fopenmp"], ["-march=native"], [])
 """Tried in turn: not every compiler knows all of them."""
 CUTS = 4  # of a head's channels, which threads share, at most
+MANY = 8  # heads for each thread from which none is cut
 SPLIT = 2**17  # products of channels in a block from which a second thread gains anything
 TALL = 48  # rows whose scores over all keys exist at a time
 WIDEST = 512  # head whose codes the functions have room for
@@ -48,6 +50,7 @@ class _Block(ctypes.Structure):
     _fields_ = (
         *((name, _ADDRESS) for name in ("parts", "rows")),
         *((name, _NUMBER) for name in ("num_parts", "num_rows", "heads", "columns", "width", "entries")),
+        *((name, _NUMBER) for name in ("first", "before")),
     )
 
 
@@ -72,8 +75,8 @@ def library() -> ctypes.CDLL | None:
             run = subprocess.run(command, capture_output=True, text=True, check=False)
             if run.returncode == 0:
                 loaded = ctypes.CDLL(str(built))
-                loaded.block_scores.argtypes = [_ADDRESS, _ADDRESS, ctypes.c_float, _NUMBER, _ADDRESS]
-                loaded.block_sums.argtypes = [_ADDRESS, _ADDRESS, _NUMBER, _NUMBER, _ADDRESS]
+                loaded.block_scores.argtypes = [_ADDRESS, _NUMBER, _ADDRESS, ctypes.c_float, _NUMBER, _ADDRESS]
+                loaded.block_sums.argtypes = [_ADDRESS, _NUMBER, _ADDRESS, _NUMBER, _NUMBER, _ADDRESS]
                 loaded.keys_received.argtypes = [_ADDRESS, ctypes.c_float, _NUMBER, *[_ADDRESS] * 3]
                 loaded.block_scores.restype = loaded.block_sums.restype = loaded.keys_received.restype = None
                 return loaded
@@ -97,7 +100,9 @@ class _Layout:
         self.parts = [_part(part, width) for part in block.parts] if self.plain else []
         self.entries = sum(part.entries for part in block.parts)
         self.scaled = any(payload.scale is not None for payload in block.payloads)
-        self.wide = width // max(payload.format.per_code for payload in block.payloads)
+        self.rows, self.shape = None if block.rows is None else block.rows.data_ptr(), (block.num_rows, block.heads)
+        wide = width // max(payload.format.per_code for payload in block.payloads)
+        self.cuts = math.gcd(wide, CUTS, *(part.pieces // block.heads for part in self.parts))
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return type(None), ()
@@ -108,6 +113,10 @@ def _layout(block: Block, dtype: torch.dtype, width: int) -> _Layout:
     if not isinstance(found, _Layout) or found.of != (dtype, width):
         found = block.layout = _Layout(block, dtype, width)
     return found
+
+
+Caches = Mapping[int, tuple[Sequence[Block], Tail]]
+"""What one or more caches of one shape and dtype store, by the row of the batch with which each begins."""
 
 
 def serves(query_BHqd: Tensor, blocks: Sequence[Block], tail: Tail) -> bool:
@@ -127,30 +136,47 @@ def serves(query_BHqd: Tensor, blocks: Sequence[Block], tail: Tail) -> bool:
     )
 
 
-def native_attention(query_BH1d: Tensor, blocks: Sequence[Block], tail: Tail, scale: float) -> Tensor:
-    """Attend from one new token to packed entries and the tail, [B, H, 1, d]; only where ``serves`` says so."""
-    compiled, query = library(), query_BH1d.float().contiguous()
+def native_attention(query_BH1d: Tensor, caches: Caches, scale: float) -> Tensor:
+    """Attend from one new token of each row to what its cache stores, [B, H, 1, d]; only where ``serves`` says so.
+
+    Caches of unlike lengths take one call, where their lengths have as many bits. Rows of no cache are zeros.
+    """
+    query, dtype, alive = query_BH1d.float().contiguous(), query_BH1d.dtype, []
+    sums, alike = torch.zeros_like(query), defaultdict[int, list[tuple[_Block, int]]](list)
+    for first, (blocks, tail) in caches.items():
+        kv_heads, room, width = tail.room_keys_BhTd.shape[1:]
+        keys, values = tail.room_keys_BhTd.contiguous(), tail.room_values_BhTd.contiguous()
+        last = _Part(keys.data_ptr(), values.data_ptr(), entries=tail.length, apart=room * width, of_cache=1)
+        last.channel_bits = BITS[dtype]
+        shape = query.shape[1] // kv_heads, width
+        for block in blocks:
+            layout = _layout(block, dtype, width)
+            held = (_Part * (len(layout.parts) + 1))(*layout.parts, last)
+            scales = [_scaled(part, own) for part, own in zip(block.parts, held, strict=False) if layout.scaled]
+            about = ctypes.addressof(held), layout.rows, len(held), *layout.shape, *shape
+            own = _Block(*about, layout.entries + tail.length, first * kv_heads)
+            alike[own.entries.bit_length()].append((own, layout.cuts))
+            alive += [keys, values, held, scales]
+    for group in alike.values():
+        _attend(query, group, scale, sums)
+    del alive  # only now
+    return sums.to(dtype)
+
+
+def _attend(query_BH1d: Tensor, group: Sequence[tuple[_Block, int]], scale: float, sums_BH1d: Tensor) -> None:
+    """Add the sums of blocks, each with the cuts of a head that it allows; the longest one's scores set their room."""
+    compiled, heads, most = library(), 0, max(own.entries for own, _ in group)
     assert compiled is not None
-    kv_heads, room, width = tail.room_keys_BhTd.shape[1:]
-    columns, sums = query.shape[1] // kv_heads, torch.zeros_like(query)
-    keys, values = tail.room_keys_BhTd.contiguous(), tail.room_values_BhTd.contiguous()
-    last = _Part(keys.data_ptr(), values.data_ptr(), entries=tail.length, apart=room * width, of_cache=1)
-    last.channel_bits = BITS[keys.dtype]
-    for block in blocks:
-        layout = _layout(block, query_BH1d.dtype, width)
-        entries, heads = layout.entries + tail.length, block.num_rows * block.heads
-        held = (_Part * (len(layout.parts) + 1))(*layout.parts, last)
-        scales = [_scaled(part, own) for part, own in zip(block.parts, held[:-1], strict=True) if layout.scaled]
-        threads = torch.get_num_threads() if heads * columns * entries * width >= SPLIT else 1
-        rows = None if block.rows is None else block.rows.data_ptr()
-        own = _Block(ctypes.addressof(held), rows, len(held), block.num_rows, block.heads, columns, width, entries)
-        scores_XGN = query.new_empty(heads, columns, entries)
-        compiled.block_scores(ctypes.byref(own), query.data_ptr(), scale, threads, scores_XGN.data_ptr())
-        weights_XGN = scores_XGN.softmax(-1)
-        cuts = math.gcd(layout.wide, CUTS, *(part.pieces // block.heads for part in held)) if threads > 1 else 1
-        compiled.block_sums(ctypes.byref(own), weights_XGN.data_ptr(), cuts, threads, sums.data_ptr())
-        del scales  # only now
-    return sums.to(query_BH1d.dtype)
+    for own, _ in group:
+        own.entries, own.before = most, heads
+        heads += own.num_rows * own.heads
+    blocks, columns = (_Block * len(group))(*(own for own, _ in group)), group[0][0].columns
+    threads = torch.get_num_threads() if heads * columns * most * query_BH1d.shape[3] >= SPLIT else 1
+    scores_XGN = query_BH1d.new_full((heads, columns, most), -torch.inf)
+    compiled.block_scores(blocks, heads, query_BH1d.data_ptr(), scale, threads, scores_XGN.data_ptr())
+    weights_XGN = scores_XGN.softmax(-1)
+    cuts = math.gcd(*(cuts for _, cuts in group)) if threads > 1 and heads < MANY * threads else 1
+    compiled.block_sums(blocks, heads, weights_XGN.data_ptr(), cuts, threads, sums_BH1d.data_ptr())
 
 
 def _scaled(part: BlockPart, own: _Part) -> list[Tensor | None]:

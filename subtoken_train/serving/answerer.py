@@ -31,7 +31,7 @@ from subtoken_train.inference.prompt_inputs import IMAGE_INPUTS, batch_from_inpu
 from subtoken_train.reducers.contexts import ScoredContext
 from subtoken_train.serving.chat_request import ChatRequest, Limits, RefusedError
 from subtoken_train.serving.line import Job, Line, Prepared, asked_ids, noted, read_for_pass
-from subtoken_train.serving.rows import Row, RunningRows, TokenChoice
+from subtoken_train.serving.rows import Row, RunningRows, TokenChoice, use_onednn
 
 _log = logging.getLogger(__name__)
 CHUNK = 256  # tokens of a prompt that run at a time while other answers wait for their next token
@@ -86,6 +86,8 @@ class Answerer:
         own = model.generation_config
         self._stops = [own.stop_strings] if isinstance(own.stop_strings, str) else own.stop_strings or []
         self._family.model.generation_config = steered_from_outside(own)
+        if torch.backends.mkldnn.is_available():
+            use_onednn(self._family.model)
         model.tokenizer("a")  # sets itself once, which no two threads may do
         self._bound = position_bound(self._family.decoder.config)
         self._most_characters = self._bound and self._bound * max(map(len, model.tokenizer.get_vocab()))

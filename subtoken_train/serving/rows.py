@@ -6,10 +6,11 @@ Legend: B rows, N positions, V vocabulary.
 from collections.abc import Callable, Container, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
@@ -20,6 +21,18 @@ from subtoken_train.inference.batched import end_ids
 from subtoken_train.inference.cache_report import held_bytes
 from subtoken_train.inference.prefill import decode, decode_joined
 from subtoken_train.serving.line import Answer, Job
+
+
+def use_onednn(model: nn.Module) -> None:
+    """Let oneDNN make a model's linear maps in fp32 on a CPU, from its weights as they are; sums' last bits differ.
+
+    It may use wider vector units than MKL does on a processor that is not Intel's.
+    """
+    for module in model.modules():
+        if type(module) is nn.Linear and module.weight.device.type == "cpu" and module.weight.dtype == torch.float32:
+            own: Any = module.weight, module.bias, "none", [], ""
+            made = partial(lambda own, rows: torch.ops.mkldnn._linear_pointwise(rows, *own), own)
+            module.forward = made  # type: ignore[method-assign]
 
 
 class TokenChoice:
@@ -120,12 +133,11 @@ class RunningRows:
 
     def _advance(self, rows: Sequence[Row], shared: bool) -> bool:
         """Take a step; False where the rows share it and it fails: which one it was for, each says by itself."""
-        ids_B1 = torch.tensor([row.stream.token_ids[-1:] for row in rows], device=self._backbone.family.device)
+        bone = self._backbone
+        ids_B1 = torch.tensor([row.stream.token_ids[-1:] for row in rows], device=bone.family.device)
         try:
-            if shared:
-                logits_BV = decode_joined(self._backbone, ids_B1, [row.cache for row in rows])
-            else:
-                logits_BV = decode(self._backbone, ids_B1, rows[0].cache)
+            caches = [row.cache for row in rows]
+            logits_BV = decode_joined(bone, ids_B1, caches) if shared else decode(bone, ids_B1, caches[0])
         except BaseException as error:
             if not shared:
                 self._leave(rows[0], error)

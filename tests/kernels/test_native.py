@@ -83,7 +83,7 @@ def test_one_token_attends_as_in_the_reference(seed, sets, shape, share, routed,
     tail = Tail(keys, values, 5)
     assert native.serves(query, blocks, tail)
     with machine(threads, plain):
-        got = native.native_attention(query, blocks, tail, width**-0.5)
+        got = native.native_attention(query, {0: (blocks, tail)}, width**-0.5)
     assert got.dtype == dtype
     assert (got - expected).abs().max() < (1e-5 if dtype == torch.float32 else 2**-6 * expected.abs().max())
 
@@ -112,6 +112,30 @@ def test_keys_receive_what_they_receive_in_torch(seed, shape, length, threads, p
     expected = attention_received(*given)
     assert (found - expected).abs().max() < 1e-5 * expected.max().clamp(min=1)
     assert not found[~keys[:, None].expand_as(found)].any()
+
+
+@needs_compiler
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("cut", [1, 2**17])
+def test_caches_of_unlike_lengths_and_formats_attend_in_one_call(threads, cut, monkeypatch):
+    """Each as it does alone, two of one prompt with tails of their own among them; a row of no cache is zeros."""
+    made = [(40, None, 0, 0.3), (700, 16, 8, 0.3), (45, None, 4, 0.0), (600, 16, 0, 1.0)]
+    held = [
+        dense(seed, 1, 3, length, 64, groups, share, SETS[seed % len(SETS)], bits=bits).layer().blocks
+        for seed, (length, groups, bits, share) in enumerate(made)
+    ]
+    rooms = [[states(seed + i, 1, 3, 9, 64) for i in (10, 20)] for seed in range(5)]
+    tails = [Tail(*room, length) for room, length in zip(rooms, (5, 1, 9, 2, 3), strict=True)]
+    pairs = list(zip([*held, held[0]], tails, strict=True))
+    query = states(3, 6, 9, 1, 64)
+    with machine(threads, plain=False):
+        monkeypatch.setattr(native, "SPLIT", cut)
+        got = native.native_attention(query, {place + (place > 2): pair for place, pair in enumerate(pairs)}, 0.125)
+    for place, (blocks, tail) in enumerate(pairs):
+        row = place + (place > 2)
+        expected = reference_attention(query[row : row + 1], blocks, tail, 0.125)
+        assert (got[row : row + 1] - expected).abs().max() < 1e-5
+    assert not got[3].any()
 
 
 @needs_compiler

@@ -17,6 +17,7 @@ from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.serving.answerer import Answerer, ContextStore
 from subtoken_train.serving.chat_request import IGNORED, NEUTRAL, OF_MESSAGES, Limits, RefusedError, read_request
 from subtoken_train.serving.line import Answer, Job
+from subtoken_train.serving.rows import use_onednn
 from tests.support.chat_servers import KNORM, LLAMA, LLAVA, MARK, TEXT, about, data_url, image_part, text_part
 from tests.support.places import ROOT
 from tests.support.refusals import refuses, refusing
@@ -194,6 +195,17 @@ def alone(answerer, jobs):
     return told
 
 
+def test_linear_maps_in_onednn_are_those_of_torch():
+    """Of any number of rows and axes, with a bias or none; other modules and dtypes stay as they are."""
+    maps = torch.nn.ModuleList([torch.nn.Linear(24, 40), torch.nn.Linear(24, 7, bias=False), torch.nn.Embedding(3, 24)])
+    half, given = torch.nn.Linear(24, 5).bfloat16(), [torch.randn(*shape, 24) for shape in ((1, 1), (2, 9), (33,))]
+    wanted = [linear(rows) for linear in maps[:2] for rows in given]
+    use_onednn(torch.nn.ModuleList([*maps, half]))
+    assert ["forward" in vars(each) for each in (*maps, half)] == [True, True, False, False]
+    with torch.no_grad():
+        torch.testing.assert_close([linear(rows) for linear in maps[:2] for rows in given], wanted)
+
+
 ONLINE = {**STREAMING, "eviction_every": 16}
 MADE = {
     "full": {},
@@ -330,7 +342,7 @@ def test_one_that_fails_in_its_middle_stops_no_other(place, caplog):
                 if place == "stream":
                     broken()
                 elif place == "attention":
-                    row.cache.layers[3].attend = broken
+                    row.cache.layers[3].reaches = broken
                 else:
                     row.cache.layers[3].keys.fill_(torch.nan)
 
