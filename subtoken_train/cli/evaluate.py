@@ -94,7 +94,11 @@ def _run_file(args: argparse.Namespace) -> int:
     from subtoken_train.evaluation.runner.data_file import column_of, write_runs, written_run
 
     records, asked = InstructionRecords(args.data, args.image_folder), Path(args.data).read_bytes()
-    runs = [_answer(arm, records, asked, args) for arm in arms]
+    try:
+        runs = [_answer(arm, records, asked, args) for arm in arms]
+    except KeyboardInterrupt:
+        _say("\nnothing was written; the same command starts again from the first question")
+        raise
     print("in %, 95 % interval; KV nominal before eviction; KV bytes of the dense cache; log_likelihood: nats a token")
     print(*map(plain, aligned_columns(score_rows([column_of(run) for run in runs]))), sep="\n")
     for adapter, run in zip(adapters, runs, strict=True):
