@@ -167,6 +167,7 @@ REFUSED = {
         **{f"--budget={budget}": f"{MEASURED}-135M: give " for budget in ("0.05", "1.01", "nan")},
         "--budget 0.2 --model smolm2": "Did you mean 'smollm2'?",
     },
+    "report": {"{data}": "report reads the folders that --tasks, --config and --suite write"},
     "serve": {
         "": "give --adapter DIR, or --backbone PATH", "--backbone {llama} --queue 0": "--queue 0 must be at least 1",
         "--backbone {llama} --timeout 0": "--timeout is 0.0; it must be 1 to 86,400",
