@@ -84,7 +84,10 @@ def _run_file(args: argparse.Namespace) -> int:
     if args.out:
         refuse((os.path.lexists(args.out), f"{args.out} exists; choose another --out"))
         check_place(Path(args.out))
-    refuse((not Path(args.data).is_file(), f"data file {args.data} does not exist; check the path"))
+    refuse(
+        (Path(args.data).is_dir(), f"data file {args.data} is a folder; name a file"),
+        (not Path(args.data).is_file(), f"data file {args.data} does not exist; check the path"),
+    )
     adapters = args.adapter or [None]
     arms = [flagged_arm(args, adapter=adapter) for adapter in adapters]
     quiet_libraries()
