@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import accumulate
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 
@@ -64,6 +65,12 @@ def first_names(names: Collection[str]) -> str:
     return f"{listed[-1] if listed else ''}{more}"
 
 
+def nearest_folder(path: Path) -> str | None:
+    """Return the name of a folder beside a path that is not there, the nearest one; None where none is near."""
+    names = [each.name for each in path.parent.iterdir() if each.is_dir()] if path.parent.is_dir() else []
+    return next(iter(difflib.get_close_matches(path.name, names, n=1, cutoff=0.5)), None)
+
+
 def check_word(kind: str, got: object, allowed: Collection[str]) -> None:
     """Raise ``unknown_name`` unless a name is allowed."""
     if got not in allowed:
@@ -107,15 +114,17 @@ def at_place(before: str, after: str = "") -> Iterator[None]:
 
 @contextmanager
 def ending_with(command: str) -> Iterator[None]:
-    """Raise a ``ValueError`` of the block again with the command to type next, unless it names one; a decorator too."""
+    """Raise a ``ValueError`` of the block again with the command to type next where that helps; a decorator too."""
     try:
         yield
     except ValueError as error:
-        if "subtoken-train " in (words := str(error)) or isinstance(error, UncutError):
+        words = str(error)
+        if isinstance(error, UncutError) or any(each in words for each in _NO_KEYS):
             raise
         raise ValueError(f"{words}{' ' if words.endswith(('.', '?')) else '; '}{command}") from None
 
 
+_NO_KEYS = ("subtoken-train ", "invalid YAML", "is not a regular file", "is not UTF-8", "unexpected argument")
 in_a_recipe = ending_with("'subtoken-train fit --help' lists the keys, with types and defaults")
 in_a_grid = ending_with("'subtoken-train recipes show mini_recall' prints a whole grid")
 

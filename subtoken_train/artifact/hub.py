@@ -13,7 +13,7 @@ from huggingface_hub import HfApi, constants, get_token, hf_hub_download, snapsh
 from huggingface_hub import errors as hf
 
 from subtoken_train.artifact.whole_folder import CONFIG_FILE, PICTURE_FILE, RECIPE_FILE
-from subtoken_train.errors import refuse, shell_words
+from subtoken_train.errors import nearest_folder, refuse, shell_words
 from subtoken_train.families.backbone_config import check_revision, is_gguf, is_hub_id, nowhere, resolve
 from subtoken_train.families.online import hub_asked, silence
 from subtoken_train.resources import published_models
@@ -61,8 +61,14 @@ def check_fetched(path: str) -> None:
 def check_there(path: str) -> None:
     """Raise ``ValueError`` unless a backbone's name is a folder or file that is there, or reads as a Hub id."""
     check_fetched(path)
-    if not (is_hub_id(path) or is_gguf(path) or Path(resolve(path)).is_dir()):
-        neither = "is neither a folder with a config.json nor a model on the Hub (user/name)"
+    if is_gguf(path) or Path(resolve(path)).is_dir():
+        return
+    place = Path(path).parent
+    if near := nearest_folder(Path(resolve(str(place)), Path(path).name)):
+        hub = f" (the Hub is asked where there is no folder {place})" if is_hub_id(path) and place.is_dir() else ""
+        raise ValueError(f"backbone {path!r} does not exist; did you mean {place / near}?{hub}")
+    neither = "is neither a folder with a config.json nor a model on the Hub (user/name)"
+    if not is_hub_id(path):
         raise nowhere(path, neither, "check its spelling, and the folder that you are in")
 
 

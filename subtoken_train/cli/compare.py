@@ -10,7 +10,7 @@ from subtoken_train.cli.main import run_command
 from subtoken_train.cli.recipe_source import read_recipe
 from subtoken_train.cli.report import write_report
 from subtoken_train.documents import parse_json, read_text
-from subtoken_train.errors import refuse
+from subtoken_train.errors import nearest_folder, refuse
 from subtoken_train.outputs import write_whole
 
 if TYPE_CHECKING:
@@ -43,12 +43,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     folder = Path(args.run)
     if alone := (folder / "config.json").is_file():
+        advised = "compare is for language models; of pictures: subtoken-train evaluate --backbone FOLDER --data FILE"
+        refuse(('"vision_config"' in read_text(folder / "config.json"), f"{folder} sees pictures: {advised}"))
         out, arms = Path(args.out or f"results/{folder.name}"), _model_arms(folder)
         text = own_text({}, args.text) if args.text else ""
     elif (folder / "adapter").is_dir():
         recipe, out = read_recipe(folder / "recipe.yaml"), Path(args.out or folder / "compare")
         text, arms = own_text(recipe, args.text), arms_of(recipe, folder)
     else:
+        near = f"did you mean {folder.with_name(name)}?" if (name := nearest_folder(folder)) else "check its spelling"
+        refuse((not folder.exists(), f"{folder} does not exist; {near}"))
         raise ValueError(f"{folder} has no adapter; train it first: subtoken-train fit --config RECIPE.yaml")
     words = len(text.split())
     tasks: list[dict[str, Any]] = [{"name": "facts", "contexts": args.contexts, "facts": 4, "words": 400}]

@@ -84,7 +84,10 @@ def _run_file(args: argparse.Namespace) -> int:
     if args.out:
         refuse((os.path.lexists(args.out), f"{args.out} exists; choose another --out"))
         check_place(Path(args.out))
-    refuse((not Path(args.data).is_file(), f"data file {args.data} does not exist; check the path"))
+    refuse(
+        (Path(args.data).is_dir(), f"data file {args.data} is a folder; name a file"),
+        (not Path(args.data).is_file(), f"data file {args.data} does not exist; check the path"),
+    )
     adapters = args.adapter or [None]
     arms = [flagged_arm(args, adapter=adapter) for adapter in adapters]
     quiet_libraries()
@@ -94,7 +97,11 @@ def _run_file(args: argparse.Namespace) -> int:
     from subtoken_train.evaluation.runner.data_file import column_of, write_runs, written_run
 
     records, asked = InstructionRecords(args.data, args.image_folder), Path(args.data).read_bytes()
-    runs = [_answer(arm, records, asked, args) for arm in arms]
+    try:
+        runs = [_answer(arm, records, asked, args) for arm in arms]
+    except KeyboardInterrupt:
+        _say("\nnothing was written; the same command starts again from the first question")
+        raise
     print("in %, 95 % interval; KV nominal before eviction; KV bytes of the dense cache; log_likelihood: nats a token")
     print(*map(plain, aligned_columns(score_rows([column_of(run) for run in runs]))), sep="\n")
     for adapter, run in zip(adapters, runs, strict=True):

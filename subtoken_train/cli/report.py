@@ -41,6 +41,9 @@ def run(args: argparse.Namespace) -> int:
     if "html" in formats:
         check_package("matplotlib", "report", FILES["html"], "write the others: --format markdown,csv,latex")
     folders = [path / "compare" if (path / "compare/grid.yaml").is_file() else path for path in map(Path, args.results)]
+    for path in filter(Path.is_file, folders):
+        read = "report reads the folders that --tasks, --config and --suite write"
+        raise ValueError(f"{path} is a file, as 'subtoken-train evaluate --data --out' writes one; {read}")
     if empty := [folder for folder in folders if not any(folder.glob("*/*/manifest.json"))]:  # before heavy imports
         raise ValueError(f"{empty[0]} holds no results; make them first: subtoken-train evaluate --out {empty[0]} ...")
     out = Path(args.out) if args.out else folders[0] / "report"

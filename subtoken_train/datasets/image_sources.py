@@ -145,7 +145,7 @@ def open_image(source: ImageSource, record_id: str | None = None, max_pixels: in
     try:
         if isinstance(source, EncodedImage):
             return _decoded(io.BytesIO(source.read()), max_pixels)
-        check_regular(path := find_image(source))
+        refuse((not check_regular(path := find_image(source)), "it is empty"))
         return _decoded(path, max_pixels)
     except FileNotFoundError:
         if not of_record:

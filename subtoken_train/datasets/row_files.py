@@ -95,6 +95,7 @@ def _lines(path: Path, file: BinaryIO) -> Iterator[Any]:
 
 def _listed(path: Path, content: bytes) -> list[Any]:
     text = _text(path, content, 0)
+    refuse((not text.strip(), f"{path} is empty; write a list of records"))
     try:
         rows = LENIENT_JSON.decode(text)
     except (RecursionError, ValueError) as error:  # or a key twice, a number that Python does not read

@@ -131,6 +131,8 @@ def test_a_broken_image_a_pipe_and_a_folder_that_cannot_be_read(mine, capsys, mo
     own_images(mine)
     (mine / "images/03.png").write_bytes(b"no picture")
     assert "image mine/images/03.png cannot be read (cannot identify" in refused(capsys, "init", "mine")
+    (mine / "images/03.png").write_bytes(b"")
+    assert "image mine/images/03.png cannot be read (it is empty" in refused(capsys, "init", "mine")
     walk = os.walk
 
     def denied(folder, onerror):

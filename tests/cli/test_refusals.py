@@ -105,6 +105,10 @@ REFUSED = {
         "--adapter {vlm} --port 70000": "--port is 70,000; it must be 1 to 65,535",
         "--adapter {vlm} --ancor x": "Did you mean '--anchor'?",
     },
+    "compare": {
+        "{llama}x": "tiny-llamax does not exist; did you mean /", "{llava}": "compare is for language models; of",
+        "zz": "zz does not exist; check its spelling",
+    },
     "diagnose": {
         "--data {data} --adapter {vlm} --eviction snapkv": "--eviction snapkv needs --eviction-keep",
         "--data {data} --adapter {vlm} --eviction-keep 0.1": "need --eviction NAME, for instance snapkv",
@@ -121,6 +125,7 @@ REFUSED = {
         "--config nowhere.yaml": "grid nowhere.yaml is not a file.",
         "--config tiny_fastv25_s16k3": "Did you mean 'tiny_fastv25_s16k4.yaml'?",
         "--data x.json --anchors none --adapter {vlm}": "--anchors does not apply to --data",
+        "--data . --adapter {vlm}": "data file . is a folder; name a file",
         "--tasks recall --max-new-tokens 3 --out x": "--max-new-tokens does not apply to --tasks",
         "--config table1_llava7b --price 2": "--price needs --check, which predicts the GPU hours",
     },
@@ -161,6 +166,8 @@ REFUSED = {
         f"{FILES} ./p.jsonl": "is the file of the prompts; name another",
         f"{FILES} o.jsonl --prompt x": "--prompt is for a single prompt",
         f"{FILES} o.jsonl": "p.jsonl is missing or cannot be read",
+        "--backbone {llama}x --prompt hi": "tiny-llamax' does not exist; did you mean /",
+        "--backbone checkpoints/tiny-lama --prompt hi": "does not exist; did you mean checkpoints/tiny-llama?",
         "--adapter {vlm}": "give --prompt TEXT, or --prompts FILE.jsonl with --output FILE.jsonl",
     },
     "preview": {
@@ -174,6 +181,7 @@ REFUSED = {
         **{f"--budget={budget}": f"{MEASURED}-135M: give " for budget in ("0.05", "1.01", "nan")},
         "--budget 0.2 --model smolm2": "Did you mean 'smollm2'?",
     },
+    "report": {"{data}": "report reads the folders that --tasks, --config and --suite write"},
     "serve": {
         "": "give --adapter DIR, or --backbone PATH", "--backbone {llama} --queue 0": "--queue 0 must be at least 1",
         "--backbone {llama} --timeout 0": "--timeout is 0.0; it must be 1 to 86,400",

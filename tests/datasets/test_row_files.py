@@ -213,7 +213,7 @@ BROKEN = [
     ("a.json", '[{"a": 1},\n\n{"a": 2}', r"line 3: invalid JSON \(Expecting ',' delimiter\)"),
     ("a.json", '[\n{"id": }]', r"line 2: invalid JSON \(Expecting value\)"),
     ("a.json", '[{"a": 1}]\n[]', r"line 2: invalid JSON \(Extra data\); use the suffix .jsonl for one record a line$"),
-    ("a.json", "", r"line 1: invalid JSON \(Expecting value\)"),
+    ("a.json", "", "a.json is empty; write a list of records$"),
     ("a.json", "null", "holds null; a list of records is needed$"),
     ("a.json", '{"a": 1}', r"holds .*; a list of records is needed; put it in brackets, or name the file .jsonl"),
     ("a.json", LINES, r"line 2: invalid JSON \(Extra data\); use the suffix .jsonl .*, which this is"),

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from unittest.mock import Mock
 
 import pytest
 
@@ -125,6 +126,13 @@ def test_evaluate_compares_two_adapters_question_by_question(vlm_adapter, questi
     assert 0 < record["kv_bytes"] < 0.5 * record["dense_kv_bytes"]
     assert len(record["predictions"]) == len(record["scores"]) == len(record["measures"]["token_accuracy"]) == 24
     assert read_scores(out, record["arm"]).own.scores[-1].metric == "digit_f1"
+
+
+def test_a_run_that_is_interrupted_says_what_is_lost(vlm_adapter, questions, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("subtoken_train.cli.evaluate._answer", Mock(side_effect=KeyboardInterrupt))
+    command = "evaluate", "--adapter", vlm_adapter, "--data", questions, "--out", tmp_path / "out.json"
+    assert main([*map(str, command)]) == 130
+    assert "nothing was written; the same command starts again from the first question" in capsys.readouterr().err
 
 
 def test_what_is_stored_in_full_and_read_in_part_says_so(vlm_adapter, questions, tmp_path, capsys):
