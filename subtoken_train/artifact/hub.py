@@ -63,10 +63,9 @@ def check_there(path: str) -> None:
     check_fetched(path)
     if is_gguf(path) or Path(resolve(path)).is_dir():
         return
-    place = Path(path).parent
-    if near := nearest_folder(Path(resolve(str(place)), Path(path).name)):
-        hub = f" (the Hub is asked where there is no folder {place})" if is_hub_id(path) and place.is_dir() else ""
-        raise ValueError(f"backbone {path!r} does not exist; did you mean {place / near}?{hub}")
+    place, ours = Path(path).parent, Path(path).parts[:1] in (("checkpoints",), ("runs",))  # others may mirror the Hub
+    near = None if is_hub_id(path) and not ours else nearest_folder(Path(resolve(str(place)), Path(path).name))
+    refuse((near, f"backbone {path!r} does not exist; did you mean {place / (near or '')}?"))
     neither = "is neither a folder with a config.json nor a model on the Hub (user/name)"
     if not is_hub_id(path):
         raise nowhere(path, neither, "check its spelling, and the folder that you are in")
