@@ -140,9 +140,6 @@ def advice(report: "Report") -> str:
     def share_of(arm: "ArmResults", task: str) -> float:
         return cost_of(arm, [task]).shares["measured"] or 0.0
 
-    def loss_of(arm: "ArmResults") -> float:
-        return 0.0 if (loss := score_of(arm, ["text_loss"])) is None else loss.value
-
     def standing(task: str) -> tuple[Estimate, Estimate, str]:
         apart, own = difference_of(ours, other, [task]), score_of(ours, [task])
         assert isinstance(apart, Estimate)
@@ -161,12 +158,11 @@ def advice(report: "Report") -> str:
     if not scored:  # gates may close more than they were trained to
         kept = f"{100 * share_of(arms['trained'], task):.1f} % of the bytes"
         return f"the trained router keeps {kept}, and no other arm as little: see the table"
-    sign = -1 if reads else 1
-    top = min(sign * value for value, _ in scored)
-    alike = [arm for value, arm in scored if sign * value == top]
-    most = _ALIKE * min(share_of(arm, task) for arm in alike)  # what takes as little is told apart by the text's loss
-    small = [arm for arm in alike if share_of(arm, task) <= most]
-    best = min(small, key=lambda arm: (loss_of(arm), share_of(arm, task)))
+    top = (max if reads else min)(value for value, _ in scored)
+    alike = sorted((arm for value, arm in scored if value == top), key=lambda arm: share_of(arm, task))
+    small = [arm for arm in alike if share_of(arm, task) <= _ALIKE * share_of(alike[0], task)]
+    losses = [score_of(arm, ["text_loss"]) for arm in small]  # which tell those of a size apart
+    best = small[min(range(len(small)), key=lambda i: 0.0 if (loss := losses[i]) is None else loss.value)]
     ours, other = (arms["trained"], best) if "trained" in arms else (best, arms["full"])
     apart, own, stands = standing(task)
     if reads and apart.low == apart.high == 0:

@@ -102,16 +102,18 @@ def test_a_model_alone_is_compared_with_its_full_cache(tmp_path, capsys):
 def test_where_no_fact_tells_arms_of_a_size_apart_the_loss_does(monkeypatch):
     shares, losses = {"full": 1, "b22": 0.2159, "b42": 0.2165}, {"full": 3, "b22": 3.4, "b42": 3.1}
 
-    def of(arm, tasks):
-        value = 1.0 if tasks == ["facts"] else losses[arm.name]
-        return score_tables.Estimate(value, value, value, 0, 4, "points" if value > 1 else "fraction")
-
-    def apart(arm, other, tasks):
-        by = of(arm, tasks).value - of(other, tasks).value
-        return score_tables.Estimate(by, by, by, 0, 4, "points" if by else "fraction", signed=True, falling=True)
+    def of(arm, tasks, other=None):
+        by = (1.0 if tasks == ["facts"] else losses[arm.name]) - (0 if other is None else of(other, tasks).value)
+        return score_tables.Estimate(
+            by, by, by, 0, 4, "points" if tasks != ["facts"] else "fraction", signed=other is not None, falling=True
+        )
 
     cost = lambda arm, tasks: SimpleNamespace(shares={"measured": shares[arm.name]})  # noqa: E731
-    for name, own in {"score_of": of, "difference_of": apart, "cost_of": cost}.items():
+    for name, own in {
+        "score_of": of,
+        "difference_of": lambda arm, other, tasks: of(arm, tasks, other),
+        "cost_of": cost,
+    }.items():
         monkeypatch.setattr(score_tables, name, own)
     report = SimpleNamespace(arms=[SimpleNamespace(name=name) for name in shares], task_names=["facts", "text_loss"])
     said = "b42 has 100.00 % of the facts and is not told apart from full by these 4 questions (raise --contexts); in"
