@@ -161,8 +161,7 @@ def advice(report: "Report") -> str:
     top = (max if reads else min)(value for value, _ in scored)
     alike = sorted((arm for value, arm in scored if value == top), key=lambda arm: share_of(arm, task))
     small = [arm for arm in alike if share_of(arm, task) <= _ALIKE * share_of(alike[0], task)]
-    losses = [score_of(arm, ["text_loss"]) for arm in small]  # which tell those of a size apart
-    best = small[min(range(len(small)), key=lambda i: 0.0 if (loss := losses[i]) is None else loss.value)]
+    best = min(small, key=lambda arm: getattr(score_of(arm, ["text_loss"]), "value", 0.0))
     ours, other = (arms["trained"], best) if "trained" in arms else (best, arms["full"])
     apart, own, stands = standing(task)
     if reads and apart.low == apart.high == 0:

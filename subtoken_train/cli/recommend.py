@@ -16,8 +16,7 @@ HELP = """Which compression of a text lost least in a budget of bytes on real mo
 The context is compressed before anything is asked of it. What keeps facts is ranked by facts in words, hidden in prose,
 where they were asked, else by six codes in each of 60 contexts of WikiText. Text is what follows the context; RULER's
 five tasks are longer (20 samples each). Losses are differences to the full cache with 95 % intervals; picking the best
-of many overstates it slightly. docs/real_text.md
-has every method.
+of many overstates it slightly. docs/real_text.md has every method.
 
   subtoken-train recommend --budget 0.25
   subtoken-train recommend --budget 0.125 --model smollm2"""
@@ -72,29 +71,21 @@ def read_measured(of: str, model: str | None = None) -> tuple[dict[str, str], li
     return names, [MeasuredArm(**each) for each in read["arms"]]
 
 
-def measured_on(arms: Sequence[MeasuredArm], models: Collection[str]) -> list[MeasuredArm]:
-    """Return the arms that have records on all of the models."""
-    return [each for each in arms if each.on.keys() >= set(models)]
+def measured_on(arms: Sequence[MeasuredArm], models: Collection[str], kind: str = "bytes") -> list[MeasuredArm]:
+    """Return the arms that have records (of a kind) on all of the models."""
+    return [each for each in arms if all(each.on.get(model, {}).get(kind) is not None for model in models)]
 
 
 def least(arms: Sequence[MeasuredArm], models: Collection[str], budget: float, goal: str) -> MeasuredArm | None:
-    """Return the arm in a budget (share of bytes) that loses least of a goal, on the worst model; None: no record.
-
-    Of facts those in words decide, then codes; where no arm in the budget was asked in words, codes alone.
-    """
+    """Return the arm in a budget (share) that loses least on the worst model, or None; of facts, words before codes."""
     fit = [each for each in measured_on(arms, models) if each.bytes_on(models) <= budget]
-    asked = in_words(fit, models) if goal == "facts" else []
+    asked = measured_on(fit, models, "words") if goal == "facts" else []
 
     def lost(arm: MeasuredArm) -> tuple[float, ...]:
         words = max(-arm.on[model]["words"][0] for model in models) if asked else 0.0
         return words, max(arm.on[model][goal][0] for model in models), arm.bytes_on(models)
 
     return min(asked or fit, key=lost, default=None)
-
-
-def in_words(arms: Sequence[MeasuredArm], models: Collection[str]) -> list[MeasuredArm]:
-    """Return the arms that were asked for facts in words on all of the models."""
-    return [each for each in arms if all(each.on.get(model, {}).get("words") for model in models)]
 
 
 def spellings(settings: dict[str, Any], model: str) -> Iterator[tuple[str, str]]:
@@ -111,14 +102,12 @@ def spellings(settings: dict[str, Any], model: str) -> Iterator[tuple[str, str]]
 
 
 def _unasked(arms: Sequence[MeasuredArm], models: Collection[str], budget: float) -> list[str]:
-    smallest = min((each.bytes_on(models) for each in in_words(arms, models)), default=0.0)
+    smallest = min((each.bytes_on(models) for each in measured_on(arms, models, "words")), default=0.0)
     above = ceil(1000 * smallest) / 1000
     if smallest <= budget or (own := least(arms, models, above, "facts")) is None:
         return []
-    nearest = (
-        f"  nearest above it, ranked by facts in words: {own.arm} ({own.bytes_on(models):.1%}), --budget {above:g}"
-    )
-    return ["  facts in words: not asked in this budget, so codes rank it", nearest]
+    said = "  facts in words: not asked in this budget, so codes rank it"
+    return [said, f"  nearest above, by facts in words: {own.arm} ({own.bytes_on(models):.1%}), --budget {above:g}"]
 
 
 def _lines(arm: MeasuredArm, models: dict[str, str], path: str) -> list[str]:

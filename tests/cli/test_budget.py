@@ -122,7 +122,8 @@ SAID = {
     ("0.1",): ["tasks): nothing was measured here"],
     ("0.1", "--model", "smollm2"): [
         f": kvzip 27.3% in int4_rotated, 8 of 16 {TURNED}\n  facts in words: not asked in this budget, so codes",
-        "ranked by facts in words: kvzip 37.5% in int4_rotated (10.1%), --budget 0.101\n",
+        "nearest above, by facts in words: kvzip 37.5% in int4_rotated (10.1%), --budget 0.101\n",
+        "tasks): nothing was measured here",
     ],
     ("0.105", "--model", "smollm2"): [
         "For facts and for text: kvzip 37.5% in int4_rotated\n  measured",
