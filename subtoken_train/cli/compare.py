@@ -144,6 +144,13 @@ def advice(report: "Report") -> str:
     def share_of(arm: "ArmResults", task: str) -> float:
         return cost_of(arm, [task]).shares["measured"] or 0.0
 
+    def standing(task: str) -> tuple[Estimate, Estimate, str]:
+        apart, own = difference_of(ours, other, [task]), score_of(ours, [task])
+        assert isinstance(apart, Estimate)
+        assert own is not None
+        verdict = {"better": "ahead of", "worse": "behind"}.get(apart.verdict or "", "level with")
+        return apart, own, f"{verdict} {other.name} ({apart.value_text} {apart.interval_text}, paired, {own.n} samples)"
+
     arms = {arm.name: arm for arm in report.arms}
     full = score_of(arms["full"], ["facts"])
     assert full is not None
@@ -155,15 +162,18 @@ def advice(report: "Report") -> str:
     if not scored:  # gates may close more than they were trained to
         kept = f"{100 * share_of(arms['trained'], task):.1f} % of the bytes"
         return f"the trained router keeps {kept}, and no other arm as little: see the table"
-    sign = -1 if reads else 1  # of those that score alike, the smallest
-    _, best = min(scored, key=lambda each: (sign * each[0], share_of(each[1], task)))
+    top = (max if reads else min)(value for value, _ in scored)
+    alike = sorted((arm for value, arm in scored if value == top), key=lambda arm: share_of(arm, task))
+    small = [arm for arm in alike if share_of(arm, task) <= _ALIKE * share_of(alike[0], task)]
+    best = min(small, key=lambda arm: getattr(score_of(arm, ["text_loss"]), "value", 0.0))
     ours, other = (arms["trained"], best) if "trained" in arms else (best, arms["full"])
-    apart, own = difference_of(ours, other, [task]), score_of(ours, [task])
-    assert isinstance(apart, Estimate)
-    assert own is not None
-    verdict = {"better": "ahead of", "worse": "behind"}.get(apart.verdict or "", "level with")
+    apart, own, stands = standing(task)
+    if reads and apart.low == apart.high == 0:
+        stands = f"not told apart from {other.name} by these {apart.n} questions (raise --contexts)"
+        if "text_loss" in report.task_names:
+            apart, _, said = standing("text_loss")
+            stands += f"; in text_loss it is {said}"
     first = "" if reads else f"the full cache recalls {full.value_text} % of the facts, so the text's loss decides: "
-    stands = f"{verdict} {other.name} ({apart.value_text} {apart.interval_text}, paired, {own.n} samples)"
     bytes_kept = f"{100 * share_of(ours, task):.1f} % of the compressed text's bytes"
     take = ours.name if apart.verdict == "better" or "trained" not in arms else best.name
     return f"{first}in {bytes_kept} {ours.name} has {own.value_text} {what} and is {stands}: take {take}"

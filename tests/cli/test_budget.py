@@ -68,6 +68,8 @@ def test_least_on_one_model_and_where_it_loses_most_on_several():
     assert least(arms, "ab", 0.21, "text") is second
     assert least(arms, "ab", 0.21, "facts") is same  # loses as much as the second, in fewer bytes
     assert least(arms, "ab", 0.05, "facts") is None
+    first.on["a"]["words"], second.on["a"]["words"] = [-0.2] * 3, [-0.1] * 3
+    assert least(arms, "a", 0.2, "facts") is second  # facts in words come before codes
 
 
 @pytest.mark.parametrize("measured", [*ARMS, *TASK_ARMS], ids=lambda each: each.arm)
@@ -96,14 +98,14 @@ def test_every_spelling_means_what_was_measured(measured):
 
 SAID = {
     ("0.2",): [
-        f"For facts that are asked for later: kvzip 57.8% in int4_rotated, 8 of 16 {TURNED}\n  measured on   ",
+        "For facts that are asked for later: kvzip 37.5% in int4_rotated\n  measured on   ",
         f"\nFor text that goes on: kvzip 50.5% in int4_rotated, 12 of 16 {TURNED}\n",
-        "\n  Qwen2.5-Coder-0.5B  12.2%  -0.13 [-0.16, -0.10]  +0.0 [-1.1, +1.1]",
-        "\n  SmolLM2-135M        12.4%  -0.14 [-0.25, -0.02]",
+        "\n  Qwen2.5-Coder-0.5B  12.3%  -0.06 [-0.08, -0.04]  +0.0 [-1.1, +1.1]",
+        "\n  SmolLM2-135M        10.1%  +0.38 [+0.26, +0.50]  -7.5 [-11.7, -3.3]         -1.7 [-5.0, +0.0]",
         "KVzip reads a context twice",
         "checkpoints/NAME",
     ],
-    ("0.22", "--model", "qwen05"): [
+    ("0.09", "--model", "qwen05"): [
         "  first    subtoken-train axes checkpoints/qwen05 checkpoints/qwen05-axes --data TEXT",
         'SubTokenModel.from_pretrained("checkpoints/qwen05-axes", eviction="kvzip"',
     ],
@@ -115,11 +117,18 @@ SAID = {
         f"\n{GOALS['tasks']}: kvzip 0.466 int4_rotated\n",
         "\n  Qwen2.5-Coder-0.5B, 2,048 tokens  12.4%  -1.0 [-5.2, +2.7]",
         "\n  Qwen2.5-Coder-0.5B, 4,096 tokens  12.4%  +2.5 [-3.3, +7.9]",
-        # what was chosen by facts and text loses chains, and the command says so
-        "  RULER's tasks, Qwen2.5-Coder-0.5B, 2,048 tokens: +9.4 [+3.8, +15.0] points lost",
+        "  RULER's tasks, Qwen2.5-Coder-0.5B, 2,048 tokens: +0.1 [-5.5, +5.3] points lost",
     ],
     ("0.1",): ["tasks): nothing was measured here"],
-    ("0.105", "--model", "smollm2"): ["tasks): nothing was measured here", "-18.3 [-28.3, -8.3]  "],
+    ("0.1", "--model", "smollm2"): [
+        f": kvzip 27.3% in int4_rotated, 8 of 16 {TURNED}\n  facts in words: not asked in this budget, so codes",
+        "nearest above, by facts in words: kvzip 37.5% in int4_rotated (10.1%), --budget 0.101\n",
+        "tasks): nothing was measured here",
+    ],
+    ("0.105", "--model", "smollm2"): [
+        "For facts and for text: kvzip 37.5% in int4_rotated\n  measured",
+        "-1.7 [-5.0, +0.0]  ",
+    ],
 }
 
 

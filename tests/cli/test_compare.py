@@ -1,10 +1,13 @@
 """``subtoken-train compare``: arms take the same bytes, the text is the run's own, the advice follows the intervals."""
 
+from types import SimpleNamespace
+
 import pytest
 import yaml
 
-from subtoken_train.cli.compare import arms_of, own_text
+from subtoken_train.cli.compare import advice, arms_of, own_text
 from subtoken_train.cli.main import main
+from subtoken_train.evaluation.reporting import score_tables
 from tests.support.commands import printed, refused
 from tests.support.places import ROOT
 
@@ -90,7 +93,28 @@ def test_from_own_texts_to_a_table_and_a_sentence(tmp_path, capsys):
 def test_a_model_alone_is_compared_with_its_full_cache(tmp_path, capsys):
     assert main(["compare", str(ROOT / "checkpoints/tiny-llama"), "--contexts", "1", "--out", "run/compare"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    assert " % of the facts and is level with full (+0.00 [+0.00, +0.00], paired, 4 samples): take " in last
+    assert " % of the facts and is not told apart from full by these 4 questions (raise --contexts): take " in last
     assert len(list((tmp_path / "run/compare").glob("*/facts/manifest.json"))) == 5
     assert main(["report", "run"]) == 0
     assert " written to run/compare/report\n" in capsys.readouterr().out
+
+
+def test_where_no_fact_tells_arms_of_a_size_apart_the_loss_does(monkeypatch):
+    shares, losses = {"full": 1, "b22": 0.2159, "b42": 0.2165}, {"full": 3, "b22": 3.4, "b42": 3.1}
+
+    def of(arm, tasks, other=None):
+        by = (1.0 if tasks == ["facts"] else losses[arm.name]) - (0 if other is None else of(other, tasks).value)
+        return score_tables.Estimate(
+            by, by, by, 0, 4, "points" if tasks != ["facts"] else "fraction", signed=other is not None, falling=True
+        )
+
+    cost = lambda arm, tasks: SimpleNamespace(shares={"measured": shares[arm.name]})  # noqa: E731
+    for name, own in {
+        "score_of": of,
+        "difference_of": lambda arm, other, tasks: of(arm, tasks, other),
+        "cost_of": cost,
+    }.items():
+        monkeypatch.setattr(score_tables, name, own)
+    report = SimpleNamespace(arms=[SimpleNamespace(name=name) for name in shares], task_names=["facts", "text_loss"])
+    said = "b42 has 100.00 % of the facts and is not told apart from full by these 4 questions (raise --contexts); in"
+    assert f"{said} text_loss it is behind full (+0.10 [+0.10, +0.10], paired, 4 samples): take b42" in advice(report)

@@ -239,7 +239,7 @@ def _budgets(table: score_tables.ScoreTable, report: Report) -> Section:
                 "acts": facts.acts,
                 "with index": _share_text(shares["with_index"]),
                 "KV prompt": _share_text(shares["prompt"]),
-                "entries kept": _share_text(shares["entries"]),
+                "tokens that some head keeps": _share_text(shares["entries"]),
                 "anchor": facts.anchor or NOTHING,
                 "anchor KV / ours": NOTHING if row.anchor_ratio is None else f"{row.anchor_ratio:.4f}",
             }

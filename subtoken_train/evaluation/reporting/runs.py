@@ -39,7 +39,7 @@ class Cost:
         """Return what stayed as a share of all that there was; None where there was nothing.
 
         ``measured`` is the compressed region as a nominal budget promises it, ``with_index`` with what finds its value
-        groups, ``prompt`` everything; ``entries`` are (token, layer) entries.
+        groups, ``prompt`` everything; ``entries`` are (token, layer) entries that some head keeps.
         """
         sums = self.total
         parts = {
