@@ -10,9 +10,9 @@ from tests.support.places import ROOT
 CEILINGS = {
     "lines of the package": 51_302,
     "files of the package": 280,
-    "lines of tests": 53_554,
+    "lines of tests": 53_690,
     "lines of benchmark programs": 5_434,
-    "words of pages": 38_402,
+    "words of pages": 38_398,
     "tracked megabytes": 23.96,
 }
 """What there may be at most."""
