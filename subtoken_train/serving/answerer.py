@@ -86,7 +86,7 @@ class Answerer:
         own = model.generation_config
         self._stops = [own.stop_strings] if isinstance(own.stop_strings, str) else own.stop_strings or []
         self._family.model.generation_config = steered_from_outside(own)
-        if torch.backends.mkldnn.is_available():
+        if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
             use_onednn(self._family.model)
         model.tokenizer("a")  # sets itself once, which no two threads may do
         self._bound = position_bound(self._family.decoder.config)
