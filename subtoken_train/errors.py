@@ -124,7 +124,7 @@ def ending_with(command: str) -> Iterator[None]:
         raise ValueError(f"{words}{' ' if words.endswith(('.', '?')) else '; '}{command}") from None
 
 
-_NO_KEYS = ("subtoken-train ", "invalid YAML", "is not a regular file", "is not UTF-8", "unexpected argument")
+_NO_KEYS = ("subtoken-train ", "is not a regular file", "is not UTF-8", "unexpected argument")
 in_a_recipe = ending_with("'subtoken-train fit --help' lists the keys, with types and defaults")
 in_a_grid = ending_with("'subtoken-train recipes show mini_recall' prints a whole grid")
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.errors import SubTokenWarning
+from subtoken_train.functional import causal_attention
 from subtoken_train.functional.causal_attention import SlidingWindow, attention_received
 from subtoken_train.kernels.choice import choose_kernel, compiler
 from subtoken_train.kernels.storage import Block, BlockPart, RoutedValues, Tail
@@ -214,7 +215,8 @@ def received(
     """Return ``attention_received``, from C where that serves; scores of few rows exist at a time."""
     query, key, compiled = query_BHNd, key_BhKd, None
     (batch, heads, _, width), (kv_heads, entries) = query.shape, key.shape[1:3]
-    if window is None and query.device.type == "cpu" and query.dtype == key.dtype in BITS and width <= WIDEST:
+    read = query.device.type == "cpu" not in causal_attention.DEVICES
+    if window is None and read and query.dtype == key.dtype in BITS and width <= WIDEST:
         compiled = library() if choose_kernel("cpu").path == "cpu" else None
     if compiled is None:
         return attention_received(query, key, rows_BN, keys_BK, scale, offset, window, weight_BN, largest, most)

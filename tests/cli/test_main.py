@@ -178,8 +178,7 @@ def test_what_newcomers_bring_is_one_line_with_the_command_to_type_next(tmp_path
     assert not line.startswith("init") or said.endswith(f"then: subtoken-train {line}")
 
 
-pytest.importorskip("argcomplete", reason="argcomplete (extra completion) is not installed")
-PROGRAM = """
+COMPLETION = """
 import atexit, os, sys
 leave = os._exit
 def seen(code):
@@ -195,7 +194,7 @@ def completed(tmp_path, line):
     out, heavy = tmp_path / "out", tmp_path / "heavy"
     asked = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_STDOUT_FILENAME": str(out)}
     asked |= {"COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_TYPE": "9", "HEAVY": str(heavy)}
-    command = [sys.executable, "-c", PROGRAM]
+    command = [sys.executable, "-c", COMPLETION]
     done = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (0, b""), done.stderr
     assert heavy.read_text() == ""
@@ -203,6 +202,7 @@ def completed(tmp_path, line):
 
 
 def test_a_shell_completes(tmp_path):
+    pytest.importorskip("argcomplete", reason="argcomplete (extra completion) is not installed")
     assert completed(tmp_path, "subtoken-train ") >= set(COMMANDS)
     assert completed(tmp_path, "subtoken-train ex") == {"export"}
     assert completed(tmp_path, "subtoken-train evaluate --lim") == {"--limit"}
