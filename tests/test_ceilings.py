@@ -10,7 +10,7 @@ from tests.support.places import ROOT
 CEILINGS = {
     "lines of the package": 51_601,
     "files of the package": 280,
-    "lines of tests": 53_690,
+    "lines of tests": 53_689,
     "lines of benchmark programs": 5_434,
     "words of pages": 38_396,
     "tracked megabytes": 23.96,

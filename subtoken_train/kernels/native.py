@@ -117,7 +117,7 @@ def _layout(block: Block, dtype: torch.dtype, width: int) -> _Layout:
 
 
 Caches = Mapping[int, tuple[Sequence[Block], Tail]]
-"""What one or more caches of one shape and dtype store, by the row of the batch with which each begins."""
+"""Maps the row of the batch with which each cache begins to what it stores; all are of one shape and dtype."""
 
 
 def serves(query_BHqd: Tensor, blocks: Sequence[Block], tail: Tail) -> bool:
