@@ -54,6 +54,7 @@ REDUCERS = Reducers(
         "cdpruner": "embeds:CDPruner",
         "dart": "embeds:DART",
         "vispruner": "tower:VisPruner",
+        "prunesid": "tower:PruneSID",
         "evs": "embeds:EVS",
         "vidcom2": "embeds:VidCom2",
     },

@@ -1,10 +1,11 @@
-"""Reducers that act on a vision tower's tokens: VisionZip, PruMerge, FasterVLM and VisPruner.
+"""Reducers that act on a vision tower's tokens: VisionZip, PruneSID, PruMerge, FasterVLM and VisPruner.
 
 Legend: T tokens of one image, I tiles, C tower width, k kept tokens (of functions: k dominant, c contextual tokens), d
-key width, R = T - k the rest.
+key width, R = T - k the rest, P principal components.
 """
 
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import ClassVar
@@ -13,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subtoken_train.functional.diversity import unit_rows, without_doubles
+from subtoken_train.functional.diversity import SAME, unit_rows, without_doubles
 from subtoken_train.functional.gather import keep_best
 from subtoken_train.functional.masks import top_indices
 from subtoken_train.reducers.base import TowerChoice, TowerReducer
@@ -47,18 +48,7 @@ def contextual_tokens(tokens_RC: Tensor, keys_Rd: Tensor, targets_c: Tensor) -> 
 
 
 _CONTEXTUAL_OF_64 = 10
-
-
-def zipped(
-    tokens_TC: Tensor, received_T: Tensor, keys_Td: Tensor, kept: int, classes: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Choose and merge ``kept`` tokens: places of the dominant ones, of the targets; merged tokens [c, C] of these."""
-    contextual = kept * _CONTEXTUAL_OF_64 // 64
-    dominant = dominant_tokens(received_T, kept - contextual - classes)
-    rest = torch.ones(len(tokens_TC), dtype=torch.bool, device=tokens_TC.device)
-    rest[dominant] = False
-    targets = contextual_targets(int(rest.sum()), contextual).to(tokens_TC.device)
-    return dominant, rest.nonzero()[targets, 0], contextual_tokens(tokens_TC[rest], keys_Td[rest], targets)
+Choose = Callable[[Tensor, Tensor, Tensor, int, int], tuple[Tensor, Tensor, Tensor]]
 
 
 def tile_shares(patches: list[int], kept: int) -> list[int]:
@@ -68,7 +58,7 @@ def tile_shares(patches: list[int], kept: int) -> list[int]:
 
 
 def zipped_tiles(
-    tokens_TC: Tensor, received_T: Tensor, keys_Td: Tensor, cls_IC: Tensor, tiles_T: Tensor, kept: int
+    tokens_TC: Tensor, received_T: Tensor, keys_Td: Tensor, cls_IC: Tensor, tiles_T: Tensor, kept: int, choose: Choose
 ) -> Tensor:
     """Zip each tile of a picture by itself, [k, C], in the release's order.
 
@@ -81,7 +71,7 @@ def zipped_tiles(
     for tile, share in enumerate(tile_shares(patches, kept - newlines)):
         if share:
             own = (tiles_T == tile).nonzero()[:, 0]
-            dominant, _, merged_cC = zipped(tokens_TC[own], received_T[own], keys_Td[own], share, 1)
+            dominant, _, merged_cC = choose(tokens_TC[own], received_T[own], keys_Td[own], share, 1)
             if tile == 0:
                 rows = [cls_IC[:1], tokens_TC[own[dominant]], merged_cC]
             else:
@@ -117,6 +107,17 @@ class VisionZip(TowerReducer):
         merged = [self._merge_image(states, image, kept, read_T) for image, (kept, read_T) in enumerate(counts)]
         return MergedStates([tokens for tokens, _ in merged], [slots for _, slots in merged])
 
+    def choose(
+        self, tokens_TC: Tensor, received_T: Tensor, keys_Td: Tensor, kept: int, classes: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Choose ``kept`` tokens, class tokens among them: places that stay, places of merged ones, these [c, C]."""
+        contextual = kept * _CONTEXTUAL_OF_64 // 64
+        dominant = dominant_tokens(received_T, kept - contextual - classes)
+        rest = torch.ones(len(tokens_TC), dtype=torch.bool, device=tokens_TC.device)
+        rest[dominant] = False
+        targets = contextual_targets(int(rest.sum()), contextual).to(tokens_TC.device)
+        return dominant, rest.nonzero()[targets, 0], contextual_tokens(tokens_TC[rest], keys_Td[rest], targets)
+
     def _merge_image(self, states: VisualStates, image: int, kept: int, read_T: Tensor) -> tuple[Tensor, Tensor]:
         assert states.received is not None
         assert states.keys is not None
@@ -127,15 +128,15 @@ class VisionZip(TowerReducer):
             received_T = states.received[image].masked_fill(read_T, torch.inf)
             own, newlines = patches_and_newlines(states, image, read_T)
             count = min(kept, len(own))
-            dominant, places, merged_cC = zipped(tokens_TC[own], received_T[own], keys_Td[own], count, 0)
+            dominant, places, merged_cC = self.choose(tokens_TC[own], received_T[own], keys_Td[own], count, 0)
             slots = torch.zeros_like(read_T)
             slots[own[dominant]] = slots[own[places]] = slots[newlines[: kept - count]] = True
             return tokens_TC.index_copy(0, own[places], merged_cC)[slots], slots
         slots = torch.arange(len(tokens_TC), device=tokens_TC.device) < kept
         if states.tiles is not None:
             given = (tokens_TC, states.received[image], keys_Td, states.cls[image])
-            return zipped_tiles(*given, states.tiles[image], kept), slots
-        dominant, _, merged_cC = zipped(tokens_TC, states.received[image], keys_Td, kept, 1)
+            return zipped_tiles(*given, states.tiles[image], kept, self.choose), slots
+        dominant, _, merged_cC = self.choose(tokens_TC, states.received[image], keys_Td, kept, 1)
         return torch.cat([states.cls[image][None], tokens_TC[dominant], merged_cC]), slots
 
 
@@ -143,6 +144,69 @@ def patches_and_newlines(states: VisualStates, image: int, read_T: Tensor) -> tu
     """Return the places of an image's patches (and of a row that a token is read from), and of its newlines, int64."""
     newline_T = torch.zeros_like(read_T) if states.tiles is None else (states.tiles[image] < 0) & ~read_T
     return (~newline_T).nonzero()[:, 0], newline_T.nonzero()[:, 0]
+
+
+def components(tokens_TC: Tensor, count: int) -> Tensor:
+    """Return which of the first ``count`` principal components each token weighs most in, int64 [T].
+
+    Those of the channels' sigmoids, each token less its mean over them; a component that holds nothing has no token.
+    """
+    states_CT = tokens_TC.float().sigmoid().nan_to_num().T
+    _, held_P, axes_PT = torch.linalg.svd(states_CT - states_CT.mean(0), full_matrices=False)
+    return (axes_PT * (held_P > SAME * held_P[0])[:, None])[:count].abs().argmax(0)
+
+
+def component_counts(size_P: Tensor, apart_P: Tensor, kept: int, classes: int) -> Tensor:
+    """Share ``kept - classes`` tokens out over components of these sizes, [P]: by how many tokens are unlike others."""
+    most_P, one_P = apart_P.clamp(max=5 * -(-kept // 64)), size_P.clamp(max=1)
+    while int(most_P.sum()) < kept:
+        most_P = torch.minimum(most_P + 1, size_P)
+    left = max(0, kept - classes - int(one_P.sum()))
+    upto_P = ((apart_P / apart_P.sum()).cumsum(0) * left).round().long()
+    count_P = torch.minimum(upto_P.diff(prepend=upto_P.new_zeros(1)) + one_P, most_P)
+    for best in apart_P.argsort(descending=True, stable=True).tolist():
+        count_P[best] += min(int(most_P[best] - count_P[best]), kept - classes - int(count_P.sum()))
+    return count_P
+
+
+def principal_tokens(tokens_TC: Tensor, received_T: Tensor, kept: int, classes: int) -> Tensor:
+    """Return the places of ``kept - classes`` tokens, component after component, of each the best first."""
+    count, unit_TC = len(tokens_TC), unit_rows(tokens_TC)
+    component_T = components(tokens_TC, max(1, kept // 4))
+    with torch.autocast(unit_TC.device.type, enabled=False):
+        like_TT = unit_TC @ unit_TC.T
+    most_alike = kept / 32 * like_TT.triu(1).sum() / max(1, count * (count - 1) // 2)
+    repeats_TT = ((like_TT > most_alike) & (component_T == component_T[:, None])).fill_diagonal_(False)
+    order_T, apart_T = top_indices(received_T, count), torch.ones_like(component_T, dtype=torch.bool)
+    for place in order_T.tolist():
+        apart_T &= ~(repeats_TT[place] & apart_T[place])
+    size_P, apart_P = (torch.bincount(own, minlength=count).cpu() for own in (component_T, component_T[apart_T]))
+    counts = component_counts(size_P, apart_P, kept, classes).tolist()
+    own_T = ((2 * component_T + ~apart_T) * count + order_T.argsort()).argsort()
+    return torch.cat([own[:n] for own, n in zip(own_T.split(size_P.tolist()), counts, strict=True)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneSID(VisionZip):
+    """PruneSID (Fang et al., 2026, arXiv:2603.09480): keep the best unlike tokens of each principal component.
+
+    As released for LLaVA (ZhengyaoFang/PruneSID @4ef17d9). Of k tokens, the class token among them, each belongs to
+    that of k / 4 principal components in which it weighs most. Within a component, from the most attention on, what is
+    more alike (cosine) to one before than k / 32 times the mean of all pairs comes last. A component keeps one, and of
+    the others in proportion to how many are unlike, up to 5 for each 64 of k where enough are left. Nothing is merged;
+    emitted as ``visionzip`` does, component after component where the tower has a class token.
+
+    The decomposition is exact; the release draws it at random, so that its choices differ from run to run. Its Qwen2-VL
+    ranks by a token's weight in the component instead of attention; here every tower's attention does.
+    """
+
+    name: str = "prunesid"
+
+    def choose(
+        self, tokens_TC: Tensor, received_T: Tensor, keys_Td: Tensor, kept: int, classes: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        places = principal_tokens(tokens_TC, received_T, kept, classes)
+        return places, places[:0], tokens_TC[:0]
 
 
 NEIGHBOURS = 32  # tokens that are added to each kept one
