@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subtoken_train.functional.diversity import SAME, unit_rows, without_doubles
+from subtoken_train.functional.diversity import unit_rows, without_doubles
 from subtoken_train.functional.gather import keep_best
 from subtoken_train.functional.masks import top_indices
 from subtoken_train.reducers.base import TowerChoice, TowerReducer
@@ -153,7 +153,8 @@ def components(tokens_TC: Tensor, count: int) -> Tensor:
     """
     states_CT = tokens_TC.float().sigmoid().nan_to_num().T
     _, held_P, axes_PT = torch.linalg.svd(states_CT - states_CT.mean(0), full_matrices=False)
-    return (axes_PT * (held_P > SAME * held_P[0])[:, None])[:count].abs().argmax(0)
+    nothing = held_P[0] * max(states_CT.shape) * torch.finfo(torch.float32).eps
+    return (axes_PT * (held_P > nothing)[:, None])[:count].abs().argmax(0)
 
 
 def component_counts(size_P: Tensor, apart_P: Tensor, kept: int, classes: int) -> Tensor:

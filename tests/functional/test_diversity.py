@@ -13,7 +13,7 @@ from subtoken_train.functional import diversity
 from subtoken_train.functional.diversity import farthest_places, unit_rows, unlike_places, volume_places
 from subtoken_train.reducers.embeds import relevance
 from subtoken_train.reducers.sparsevlm import densities, density_clusters, distances
-from subtoken_train.reducers.tower import important_and_distinct
+from subtoken_train.reducers.tower import important_and_distinct, principal_tokens
 from tests.support.golden_cases import alike, load
 from tests.support.helpers import random_mask, random_scores
 from tests.support.plain_choices import by_determinants, by_max_min, clusters_by_loop, cosine, without_by_loop
@@ -126,6 +126,14 @@ def test_vispruner_is_the_originals_set(originals):
     images = zip(features, attention.mean(1), strict=True)
     ours = torch.stack([important_and_distinct(*image, 8, 16) for image in images])
     alike("vispruner", "pruner_originals", marks(ours, features.shape[1]), kept)
+
+
+def test_prunesid_is_the_originals_choice_in_its_order(originals):
+    """Its random decomposition was run until the start no longer mattered."""
+    images = list(zip(originals["vispruner.features"], originals["vispruner.attention"].sum(1), strict=True))
+    for need in (16, 40):
+        ours = torch.stack([principal_tokens(*image, need, 1) for image in images])
+        alike("prunesid", "pruner_originals", ours, originals[f"prunesid.chosen{need}"].long())
 
 
 def test_golden_of_sparsevlms_release(shared):

@@ -317,7 +317,7 @@ A, V, P = int(Region.ANSWER), int(Region.VISUAL), int(Region.PADDING)
 REDUCTIONS = {
     "fastv": {"stage": "embeds", "layer": 2},
     "fastv-decoder": {"stage": "decoder", "layer": 1},
-    **{name: {} for name in ("visionzip", "random", "uniform", "cdpruner", "vispruner")},
+    **{name: {} for name in ("visionzip", "random", "uniform", "cdpruner", "vispruner", "prunesid")},
     "dart": {"stage": "decoder", "layer": 1},
 }
 
@@ -339,7 +339,7 @@ def test_answers_after_an_image_are_predicted_from_its_last_row(name, reduction,
     batch.labels_BN = torch.where(batch.regions_BN == A, batch.input_ids_BN, -100)
     backbone = compress(family, name=reducer, keep_ratio=0.25, **REDUCTIONS[reduction]).eval()
     result = backbone.run(batch, pad_left=pad_left)
-    own, anew = family.positions(batch), name == "llava" and reducer in ("visionzip", "vispruner")
+    own, anew = family.positions(batch), name == "llava" and reducer in ("visionzip", "vispruner", "prunesid")
     for i in range(3):
         real = result.rows.visible_BM[i]
         kept = result.rows.index_BM[i, real]

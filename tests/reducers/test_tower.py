@@ -1,4 +1,4 @@
-"""FasterVLM, VisPruner, PruMerge and PruMerge+: attention, doubles, merging; the release's golden, plain loops."""
+"""FasterVLM, VisPruner, PruneSID, PruMerge: attention, doubles, components, merging; the release's golden, plain loops."""
 
 import pytest
 import torch
@@ -12,13 +12,20 @@ from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.towers import class_attention
 from subtoken_train.inference.pool import load_backbone
 from subtoken_train.reducers import build_reducer
-from subtoken_train.reducers.tower import chosen_count, chosen_tokens, merged_tokens, outliers, spread_step
+from subtoken_train.reducers.tower import (
+    chosen_count,
+    chosen_tokens,
+    merged_tokens,
+    outliers,
+    principal_tokens,
+    spread_step,
+)
 from subtoken_train.types import Region, VisualStates
 from tests.support import truth_cells
 from tests.support.golden_cases import near
 from tests.support.helpers import check_alone, compress, make_batch, only_sample, random_scores, unread
 from tests.support.places import recipe
-from tests.support.plain_choices import without_by_loop
+from tests.support.plain_choices import by_components, without_by_loop
 from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 from tests.support.tiny.qwen import qwen_family
@@ -79,10 +86,11 @@ def test_alike_tokens_go_in_the_order_of_their_index_and_bf16_is_compared_in_fp3
 
 
 @sampled("name", SEEING, every=3)
-def test_every_tower_serves_it_and_a_batch_is_its_samples(name):
+@pytest.mark.parametrize("reducer", ["vispruner", "prunesid"])
+def test_every_tower_serves_it_and_a_batch_is_its_samples(name, reducer):
     family = family_of(name)
     batch = prompts(family, "three", pad_left=True)
-    backbone = compress(family, name="vispruner", keep_ratio=0.5)
+    backbone = compress(family, name=reducer, keep_ratio=0.5)
     result = backbone.run(batch)
     for i in range(3):
         visual = int((batch.regions_BN[i] == Region.VISUAL).sum())
@@ -91,6 +99,40 @@ def test_every_tower_serves_it_and_a_batch_is_its_samples(name):
         if not family.in_tiles or batch.image_grid_I3 is not None:  # its tiles are not told apart by the support
             alone = backbone.run(only_sample(batch, i)).hidden_BMD[0]
             torch.testing.assert_close(alone, result.hidden_BMD[i, result.rows.visible_BM[i]], rtol=1e-3, atol=1e-4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    tokens=st.integers(1, 40), part=st.floats(0, 1), classes=st.integers(0, 1), seed=st.integers(0, 10_000),
+    levels=st.sampled_from([None, 3]),
+)  # fmt: skip
+def test_prunesid_takes_of_every_component_what_the_loops_take(tokens, part, classes, seed, levels):
+    """As many as asked for, each once; ties of the attention go to the lower index."""
+    rows, received = random_scores(seed, tokens, 12) + 0.5, random_scores(seed + 1, 1, tokens, levels=levels)[0]
+    kept = max(1, round(part * tokens))
+    found = principal_tokens(rows, received, kept, classes).tolist()
+    assert len(set(found)) == len(found) == kept - classes
+    assert found == by_components(rows, received, kept, classes)
+
+
+def test_alike_tokens_are_one_component_what_is_no_number_goes_last_and_a_read_row_first():
+    alike, received = torch.ones(9, 12, dtype=torch.bfloat16), random_scores(3, 1, 9)[0]
+    order = received.argsort(descending=True, stable=True).tolist()
+    assert principal_tokens(alike, received, 5, 0).tolist() == order[:5]
+    rows = random_scores(0, 20, 12, dtype=torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        halves = principal_tokens(rows, random_scores(1, 1, 20)[0], 8, 0).tolist()
+    assert halves == by_components(rows.float(), random_scores(1, 1, 20)[0], 8, 0)
+    rows[4] = torch.nan
+    assert len(principal_tokens(rows, random_scores(1, 1, 20)[0], 8, 0)) == 8
+    states, reducer = states_of(9, keys=[random_scores(5, 9, 3)]), build_reducer("prunesid", 0.34)
+    for place in range(9):
+        read = torch.arange(9) == place
+        assert place in kept(reducer, states, read)
+        assert kept(build_reducer("prunesid", 0.01), states, read) == [place]
+    states.tiles = [torch.tensor([0, 0, -1, 0, 0, -1, 0, 0, -1])]
+    assert not {2, 5, 8} & {*kept(build_reducer("prunesid", 0.67), states)}
+    assert kept(build_reducer("prunesid", 0.8), states) == [0, 1, 2, 3, 4, 6, 7]
 
 
 def kept_by_the_paper(attentions_HNN: torch.Tensor, count: int) -> list[int]:

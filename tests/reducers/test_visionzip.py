@@ -9,7 +9,13 @@ from subtoken_train.families.tiles import TileLayout
 from subtoken_train.families.towers import class_attention
 from subtoken_train.ledger.kv_budget import kept_count
 from subtoken_train.reducers import build_reducer
-from subtoken_train.reducers.tower import contextual_tokens, dominant_tokens, tile_shares, zipped_tiles
+from subtoken_train.reducers.tower import (
+    contextual_tokens,
+    dominant_tokens,
+    principal_tokens,
+    tile_shares,
+    zipped_tiles,
+)
 from subtoken_train.types import Region, VisualStates
 from tests.support.helpers import check_alone, compress, make_batch, unread
 from tests.support.sampling import sampled
@@ -65,7 +71,7 @@ def test_without_a_class_token_rows_stay_in_raster_order_at_their_own_places():
     assert unchanged == [place in dominant for place in kept]
 
 
-@pytest.mark.parametrize("name", ["visionzip", "fastervlm"])
+@pytest.mark.parametrize("name", ["visionzip", "fastervlm", "prunesid"])
 @pytest.mark.parametrize("pad_left", [False, True])
 def test_a_batch_equals_its_samples_and_positions_count_anew(tiny_family, pad_left, name):
     backbone = compress(tiny_family, name=name, keep_ratio=0.25)
@@ -118,11 +124,11 @@ def test_shares_are_exact_and_fit_their_tiles(patches, share):
     assert all(abs(own - fair) < 1 for own, fair in zip(shares, exact, strict=True))
 
 
-@sampled("round_up", [False, True], every=2)
+@sampled("name, round_up", [("visionzip", False), ("prunesid", False), ("visionzip", True)], every=2)
 @given(high=st.integers(1, 90), wide=st.integers(1, 90), ratio=st.floats(0.01, 0.999))
-def test_the_budget_counts_every_placeholder(round_up, high, wide, ratio):
+def test_the_budget_counts_every_placeholder(name, round_up, high, wide, ratio):
     states = states_of((high, wide))
-    reducer = build_reducer(name="visionzip", keep_ratio=ratio, round_up=round_up)
+    reducer = build_reducer(name=name, keep_ratio=ratio, round_up=round_up)
     merged = reducer.merge(states, unread(states))
     kept = kept_count(LAYOUT.placeholders((high, wide)), ratio, round_up)
     assert merged.tokens[0].shape == (kept, 5)
@@ -131,7 +137,7 @@ def test_the_budget_counts_every_placeholder(round_up, high, wide, ratio):
     assert merged.tokens[0][:, -1].tolist() == [0] * (kept - newlines) + [1] * newlines
 
 
-def plain(states: VisualStates, kept: int) -> torch.Tensor:
+def plain(states: VisualStates, kept: int, name: str) -> torch.Tensor:
     """Tile by tile as on LLaVA-1.5, then the release's order."""
     tokens, received, keys, tiles = (part[0] for part in (states.tokens, states.received, states.keys, states.tiles))
     counts = [int((tiles == tile).sum()) for tile in range(len(states.cls[0]))]
@@ -141,14 +147,16 @@ def plain(states: VisualStates, kept: int) -> torch.Tensor:
         if not share:
             continue
         own = [place for place in range(len(tiles)) if tiles[place] == tile]
-        merging = share * 10 // 64
+        merging = share * 10 // 64 if name == "visionzip" else 0
         best = sorted(own, key=lambda place: (-float(received[place]), place))[: share - merging - 1]
+        if name == "prunesid":
+            best = [own[place] for place in principal_tokens(tokens[own], received[own], share, 1)]
         rest = [place for place in own if place not in best]
         step = max(1, len(rest) // max(1, merging))
         targets = torch.tensor([index for index in range(len(rest)) if index % step == 0][:merging], dtype=torch.long)
         made = contextual_tokens(tokens[rest], keys[rest], targets)
         if tile == 0:
-            first = torch.cat([states.cls[0][:1], tokens[sorted(best)], made])
+            first = torch.cat([states.cls[0][:1], tokens[best if name == "prunesid" else sorted(best)], made])
         else:
             dominant_rows += best
             classes.append(states.cls[0][tile])
@@ -159,14 +167,15 @@ def plain(states: VisualStates, kept: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("size", [(30, 50), (61, 17), (24, 71), (47, 49), (3, 80)])
 @pytest.mark.parametrize("kept", [1, 4, 15, 24, 30])
-def test_each_tile_is_zipped_by_itself_in_the_releases_order(size, kept):
+@pytest.mark.parametrize("name", ["visionzip", "prunesid"])
+def test_each_tile_is_zipped_by_itself_in_the_releases_order(size, kept, name):
     states = states_of(size, seed=sum(size))
     kept = min(kept, int((states.tiles[0] >= 0).sum()))
     given_parts = (states.tokens[0], states.received[0], states.keys[0], states.cls[0], states.tiles[0])
-    assert torch.equal(zipped_tiles(*given_parts, kept), plain(states, kept))
+    assert torch.equal(zipped_tiles(*given_parts, kept, build_reducer(name, 0.5).choose), plain(states, kept, name))
 
 
-@pytest.mark.parametrize("name", ["visionzip", "fastervlm", "prumerge"])
+@pytest.mark.parametrize("name", ["visionzip", "prunesid", "fastervlm", "prumerge"])
 def test_a_batch_equals_its_samples(tmp_path, name):
     family = next_family()
     batch = next_batch(family, next_records(tmp_path))

@@ -4,6 +4,7 @@ Legend: h key-value heads, N rows, d head width.
 """
 
 import math
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -94,6 +95,40 @@ def without_by_loop(rows, count):
         order = sorted(first, key=lambda i: -like[i])
         left = order[min(8, len(left) - count, len(first)) :] + second
     return left
+
+
+def by_components(tokens, received, kept, classes):
+    """PruneSID in fp64, a token at a time: components of the tokens' covariance; places in the order of choice."""
+    count, want = len(tokens), kept - classes
+    states = tokens.double().sigmoid()
+    states = states - states.mean(1, keepdim=True)
+    held, axes = torch.linalg.eigh(states @ states.T)
+    axes = axes.T[held > 1e-12 * held[-1]].flip(0)[: max(1, kept // 4)]
+    most = 0 if not len(axes) else axes.abs().argmax(0)
+    groups = [[place for place in range(count) if int(most[place]) == i] for i in range(max(1, len(axes)))]
+    like = [[cosine(one, other) for other in tokens] for one in tokens]
+    pairs = [like[i][j] for i in range(count) for j in range(i)]
+    limit = kept / 32 * sum(pairs) / max(1, len(pairs))
+    apart, others = [], []
+    for group in groups:
+        order, own = sorted(group, key=lambda place: (-float(received[place]), place)), []
+        for place in order:
+            if all(like[place][better] <= limit for better in own):
+                own.append(place)
+        apart.append(own)
+        others.append([place for place in order if place not in own])
+    most = [min(len(own), 5 * math.ceil(kept / 64)) for own in apart]
+    while sum(most) < kept:
+        most = [min(number + 1, len(group)) for number, group in zip(most, groups, strict=True)]
+    left = max(0, want - sum(bool(group) for group in groups))
+    upto = [0]
+    for passed in torch.tensor([len(own) / sum(map(len, apart)) for own in apart]).cumsum(0):  # fp32 says what is half
+        upto.append(round(float(passed * left)))
+    shares = [after - before for before, after in pairwise(upto)]
+    taken = [min(share + bool(group), top) for share, group, top in zip(shares, groups, most, strict=True)]
+    for i in sorted(range(len(groups)), key=lambda i: -len(apart[i])):
+        taken[i] += min(most[i] - taken[i], want - sum(taken))
+    return [place for own, rest, number in zip(apart, others, taken, strict=True) for place in (own + rest)[:number]]
 
 
 def by_pivots(rows, norms, asking, count):

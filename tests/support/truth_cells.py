@@ -64,8 +64,8 @@ REDUCERS = {
     "divprune": {"name": "divprune", "keep_ratio": 0.5}, "cdpruner": {"name": "cdpruner", "keep_ratio": 0.5},
     "dart": {"name": "dart", "keep_ratio": 0.5},
     "dart_decoder": {"name": "dart", "keep_ratio": 0.5, "stage": "decoder", "layer": 1},
-    "vispruner": {"name": "vispruner", "keep_ratio": 0.5}, "evs": {"name": "evs", "keep_ratio": 0.6},
-    "vidcom2": {"name": "vidcom2", "keep_ratio": 0.5},
+    "vispruner": {"name": "vispruner", "keep_ratio": 0.5}, "prunesid": {"name": "prunesid", "keep_ratio": 0.5},
+    "evs": {"name": "evs", "keep_ratio": 0.6}, "vidcom2": {"name": "vidcom2", "keep_ratio": 0.5},
 }  # fmt: skip
 RANKS = {level: REGISTERED.find(settings.get("name", "none")).ranks for level, settings in REDUCERS.items()}
 SELECTORS = {
