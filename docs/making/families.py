@@ -18,8 +18,9 @@ FAMILIES_HEAD = """# Backbone families
 Which models load. A backbone is recognised by its `model_type`; no remote code runs. `check --offline` knows the models
 below by name. Other sizes and fine-tunes of a `model_type` load alike.
 
-Every model takes the [visual reducers](methods.md) `cdpruner`, `dart`, `divprune`, `fastv`, `pyramiddrop`, `sparsevlm`,
-`visionzip` and `vispruner`; the last column adds or removes some. Language models take `quest` and evictions.
+Every model takes the [visual reducers](methods.md) `cdpruner`, `dart`, `divprune`, `fastv`, `prunesid`, `pyramiddrop`,
+`sparsevlm`, `visionzip` and `vispruner`; the last column adds or removes some. Language models take `quest` and
+evictions.
 
 Refused before weights are read: Gemma 3 with images, whose image tokens attend in both directions. Gemma 4, with heads
 of two widths. Qwen3.5, whose layers mostly keep a state instead of keys and values. Models that need code of their own.
@@ -28,7 +29,7 @@ of two widths. Qwen3.5, whose layers mostly keep a state instead of keys and val
 |---|---|---|---|---|
 """
 
-COMMON = {"cdpruner", "dart", "divprune", "fastv", "pyramiddrop", "sparsevlm", "visionzip", "vispruner"}
+COMMON = {"cdpruner", "dart", "divprune", "fastv", "prunesid", "pyramiddrop", "sparsevlm", "visionzip", "vispruner"}
 FAMILY_HEAD = """
 ## Families
 

@@ -92,7 +92,7 @@ VISUAL_KINDS = (
         "Reducers in the vision tower",
         "The tower's own attention decides which visual tokens reach the language model.",
         "Fastest: the language model never sees what goes.",
-        ("fastervlm", "prumerge", "visionzip", "vispruner"),
+        ("fastervlm", "prumerge", "prunesid", "visionzip", "vispruner"),
     ),
     Kind(
         "reducers/embeds.md",

@@ -98,7 +98,7 @@ SCENES_HEAD = """
 
 The embedded vision-language model under one LoRA that was trained without reduction, visual tokens pruned at evaluation
 (`recipes/eval/pruners_scenes.yaml`, 150 questions of each task): scores in % and their mean; 95 % intervals reach
-{:.0f} points to either side. `-`: every token stays. On LLaVA `visionzip` and `vispruner` count positions anew, as
+{:.0f} points to either side. `-`: every token stays. On LLaVA reducers in the tower count positions anew, as
 released, which this model never saw in training: probably why their captions fail (not tested). A picture is 64 tokens,
 most of them empty, and one seed was run: what to take is said by [real models](choosing.md) alone.
 
