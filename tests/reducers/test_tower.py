@@ -1,4 +1,4 @@
-"""FasterVLM, VisPruner, PruneSID, PruMerge: attention, doubles, components, merging; the release's golden, plain loops."""
+"""FasterVLM, VisPruner, PruneSID, PruMerge: attention, doubles, components, merging; the release's golden, loops."""
 
 import pytest
 import torch
