@@ -7,7 +7,7 @@ import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -21,7 +21,7 @@ from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import are_finite
 from subtoken_train.errors import MAX_COUNT, no_numbers, refuse
-from subtoken_train.evictions.kvzip import KVzip, TokenScorers, repeated_context
+from subtoken_train.evictions.kvzip import GATE_WIDTH, KVzip, TokenScorers, gate_logs, repeated_context
 from subtoken_train.functional.hashing import digest_tensor
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import contexts_of
@@ -46,11 +46,13 @@ class ScorerCalibrator(Calibrator):
     Source: ``kvzap/train.py`` of kvpress. Contexts run through the model once more; the target of an entry is the log
     of its score under KVzip (``e**FAINTEST`` at least), the input what its layer projected to queries, keys and values.
     One linear map a layer by ridge regression; or two layers with a GELU between, of the epoch that errs least on every
-    tenth batch of prompts. Both are standardised, which the nets undo. KVzip+'s scores gained nothing.
+    tenth batch of prompts. Both are standardised, which the nets undo. KVzip+'s scores gained nothing. Or, as released,
+    Fast KVzip's gate: ``STEPS`` steps of SGD on the cross-entropy of the scores themselves (``optim.py`` @33de2a5).
 
     Attributes:
         ridge: penalty on the squares of a map's weights, for each entry.
         hidden: width between the two layers; 0: one linear map.
+        sinks: learned keys beside which a gate weighs each token's own, in the release 16; 0: no gate.
         positions: entries that are drawn of a batch of prompts; 0: all.
         targets: folder that keeps them and their scores, a file for each batch of a model's prompts. Empty: none.
     """
@@ -64,21 +66,27 @@ class ScorerCalibrator(Calibrator):
     context_length: int = setting(704, 1)
     ridge: float = setting(0.1, 0, 1e6)
     hidden: int = setting(0, 0, 2**16)
+    sinks: int = setting(0, 0, 2**10)
     positions: int = setting(0, 0, 2**20)
     targets: str = ""
 
     @torch.no_grad()
     def numbers(self, backbone: CompressedBackbone, batches: Batches) -> TokenScorers:
-        moments, drawn = dict[int, Moments](), list[Examples]()
+        refuse((bool(self.hidden and self.sinks), "kvzap hidden is of a net and sinks are of a gate; set one of them"))
+        moments, drawn, learns = dict[int, Moments](), list[Examples](), bool(self.hidden or self.sinks)
         for examples in self.examples(backbone, batches):
-            if self.hidden:
+            if learns:
                 drawn.append(examples)
-            for layer, own in enumerate(Moments.of(*each) for each in (() if self.hidden else examples)):
+            for layer, own in enumerate(Moments.of(*each) for each in (() if learns else examples)):
                 moments[layer] = moments[layer] + own if layer in moments else own
         counts = [own.count for own in moments.values()] or [len(each[0][0]) for each in drawn]
         refuse((not any(counts), "none of the prompts has a context to score; choose other data"))
-        if not self.hidden:
+        if not learns:
             return TokenScorers.of([moments[layer].ridge_map(self.ridge) for layer in sorted(moments)])
+        if self.sinks:
+            layers = [layer_examples(drawn, layer, backbone.family.device) for layer in range(len(drawn[0]))]
+            group = backbone.family.decoder.config.num_attention_heads // layers[0][1].shape[1]
+            return TokenScorers.of([gate(*each, group, self.sinks, self.seed) for each in layers])
         if not any(counts[::HELD_OUT]) or sum(counts) == sum(counts[::HELD_OUT]):
             raise ValueError("kvzap hidden needs two batches of prompts at least, since one is held out")
         device, held = backbone.family.device, drawn[::HELD_OUT]
@@ -156,6 +164,32 @@ def two_layers(
             best, least = [each.detach().clone() for each in net.parameters()], error
     weight_WD, weight_hW = best[0] / deviation_D, best[2] * deviation_h[:, None]
     return [weight_WD, best[1] - weight_WD @ mean_D, weight_hW, best[3] * deviation_h + mean_h]
+
+
+STEPS, AT_ONCE = 5000, 1000
+
+
+@torch.enable_grad()
+def gate(input_nD: Tensor, target_nh: Tensor, group: int, sinks: int, seed: int) -> list[Tensor]:
+    """Return a gate of ``group`` queries a head, see ``TokenScorers``; targets are logs."""
+    (width, heads), draw = (input_nD.shape[1], target_nh.shape[1]), torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        query, key = (nn.Linear(width, heads * each * GATE_WIDTH) for each in (group, 1))
+    zeros = torch.zeros(heads, sinks, GATE_WIDTH), torch.zeros(heads, group)
+    start = query.weight, query.bias, key.weight, torch.ones(2, GATE_WIDTH), *zeros
+    net = [each.detach().to(input_nD.device).requires_grad_() for each in start]
+    optimizer = torch.optim.SGD(net, lr=0.2, momentum=0.9)
+    batches = (torch.split(torch.randperm(len(input_nD), generator=draw), AT_ONCE) for _ in count())
+    for step, some_n in enumerate(islice(chain.from_iterable(batches), STEPS)):
+        rate = 0.01 * step if step < STEPS / 100 else 1 if step < STEPS / 2 else 0.5 if step < STEPS * 0.75 else 0.25
+        optimizer.param_groups[0]["lr"] = 0.2 * rate
+        optimizer.zero_grad()
+        found_nh = gate_logs(net, input_nD[some_n]).exp().clamp(max=1)
+        loss = heads * F.binary_cross_entropy(found_nh, target_nh[some_n].exp().clamp(max=1))
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return [each.detach() for each in net]
 
 
 def unit_scale(values_nk: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,11 +2,12 @@
 
 Legend: B batch, N positions or cached rows of the prompt, n tokens since the last look, C entries that a task looks at,
 R rows while tokens are decoded, D model width, W width between the layers of a net, H query heads, h key-value heads, c
-key heads of a row, L layers.
+key heads of a row, L layers; of a gate G queries of a head, s sinks, d width of both.
 """
 
 import base64
 import binascii
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -165,6 +166,7 @@ class TokenScorers(CalibratedNumbers):
     """A net for every layer, from ``width`` D numbers to ``heads`` h; ``hidden`` W between its two layers, 0: one map.
 
     ``layers`` hold weights and biases, [h, D] and [h], or [W, D], [W], [h, W] and [h], as little-endian fp32 in base64.
+    With ``sinks`` s a gate: of its W = h G d queries [W, D] and [W], keys [h d, D], norms [2, d], [h, s, d], [h, G].
     """
 
     most_bytes: ClassVar[int] = 2**29
@@ -173,11 +175,15 @@ class TokenScorers(CalibratedNumbers):
     heads: int
     hidden: int
     layers: list[str]
+    sinks: int = 0
 
     def __post_init__(self) -> None:
         check_range("width", self.width, 1, WIDEST)
         check_range("heads", self.heads, 1, WIDEST)
         check_range("hidden", self.hidden, 0, WIDEST)
+        check_range("sinks", self.sinks, 0, WIDEST)
+        odd = self.sinks and (not self.hidden or self.hidden % (GATE_WIDTH * self.heads))
+        refuse((bool(odd), f"hidden of a gate is {self.hidden}; it must be a multiple of 16 times the heads"))
         refuse((not self.layers, "layers must hold a net for every layer"))
         _ = self.nets
 
@@ -189,7 +195,8 @@ class TokenScorers(CalibratedNumbers):
         for net in nets:
             flat = torch.cat([each.detach().float().cpu().flatten() for each in net])
             written.append(base64.b64encode(flat.numpy().astype("<f4").tobytes()).decode())
-        return cls(first[0].shape[1], len(first[-1]), len(first[1]) if len(first) > 2 else 0, written)
+        hidden, sinks = len(first[1]) if len(first) > 2 else 0, first[4].shape[1] if len(first) > 4 else 0
+        return cls(first[0].shape[1], len(first[-1]), hidden, written, sinks)
 
     @cached_property
     def nets(self) -> list[list[Tensor]]:
@@ -197,6 +204,9 @@ class TokenScorers(CalibratedNumbers):
         shapes: list[tuple[int, ...]] = [(self.heads, self.width), (self.heads,)]
         if self.hidden:
             shapes = [(self.hidden, self.width), (self.hidden,), (self.heads, self.hidden), (self.heads,)]
+        if self.sinks:
+            keys, others = GATE_WIDTH * self.heads, (self.heads, self.sinks, GATE_WIDTH)
+            shapes[2:] = [(keys, self.width), (2, GATE_WIDTH), others, (self.heads, self.hidden // keys)]
         return [_tensors(f"layers[{number}]", text, shapes) for number, text in enumerate(self.layers)]
 
     def check_shape(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
@@ -211,7 +221,7 @@ class TokenScorers(CalibratedNumbers):
 
     def words(self) -> str:
         net = f"{self.width} to {self.heads}" if not self.hidden else f"{self.width} to {self.hidden} to {self.heads}"
-        return f"{len(self.layers)} layers, each a net from {net}"
+        return f"{len(self.layers)} layers, each a {'gate' if self.sinks else 'net'} from {net}"
 
 
 def _tensors(place: str, text: str, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
@@ -228,11 +238,30 @@ def _tensors(place: str, text: str, shapes: Sequence[tuple[int, ...]]) -> list[T
 
 
 def foretold(net: Sequence[Tensor], input_BND: Tensor) -> Tensor:
-    """Run a layer's net (weight and bias, one or two layers, on the input's device); scores [B, h, N] in fp32."""
+    """Run a layer's net (see ``TokenScorers``; on the input's device); scores [B, h, N] in fp32."""
     states = input_BND.float()
+    if len(net) > 4:
+        return gate_logs(net, states).transpose(1, 2)
     if len(net) > 2:
         states = F.gelu(F.linear(states, *net[:2]))
     return F.linear(states, *net[-2:]).transpose(1, 2)
+
+
+GATE_WIDTH = 16
+
+
+def gate_logs(net: Sequence[Tensor], states_BND: Tensor) -> Tensor:
+    """Run Fast KVzip's gate, [B, N, h]: log of the share that a token's key has of its own queries, beside the sinks.
+
+    As released (Janghyun1230/FastKVzip, ``gate.py`` @21395d1), where it is no logarithm; the mean of a head's queries.
+    """
+    query_WD, query_W, key_KD, norms, sink_hsd, bias_hG = net
+    parts = [F.linear(states_BND, query_WD, query_W), F.linear(states_BND, key_KD)]
+    parts = [part.view(*part.shape[:-1], len(sink_hsd), -1, GATE_WIDTH) for part in parts]
+    query, key = (F.rms_norm(part, norm.shape, norm, 1e-6) for part, norm in zip(parts, norms, strict=True))
+    own = (query * key).sum(-1) / GATE_WIDTH**0.5 + bias_hG
+    others = torch.einsum("...hgd,hsd->...hgs", query, sink_hsd) / GATE_WIDTH**0.5
+    return F.logsigmoid(own - others.logsumexp(-1)).logsumexp(-1) - math.log(bias_hG.shape[1])
 
 
 @dataclass(frozen=True)
@@ -242,9 +271,10 @@ class KVzap(PooledBudget):
     Source: "KVzap" (arXiv 2601.07891), in the form of kvpress (``kvzap_press.py``, ``kvzap/train.py``). A linear map,
     or two layers with a GELU between them, turns what a layer projects to queries, keys and values into the log of the
     score that KVzip would give the entry, for each key-value head. ``subtoken-train calibrate kvzap`` learns a
-    backbone's nets. As under KVzip one budget serves all layers and heads. While tokens are decoded new entries are
-    scored as they come, and others keep their scores. The release's threshold with a window of 128 is ``eviction_keep:
-    {threshold: -4}`` here; with a budget fewer of the last entries always stay. The question is not read.
+    backbone's nets, or by its ``sinks`` Fast KVzip's gates (arXiv 2601.17668). As under KVzip one budget serves all
+    layers and heads. While tokens are decoded new entries are scored as they come, and others keep their scores. The
+    release's threshold with a window of 128 is ``eviction_keep: {threshold: -4}`` here; with a budget fewer of the last
+    entries always stay. The question is not read.
 
     Attributes:
         calibration: file of the nets; needed.

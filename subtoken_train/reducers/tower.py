@@ -154,7 +154,7 @@ def components(tokens_TC: Tensor, count: int) -> Tensor:
     states_CT = tokens_TC.float().sigmoid().nan_to_num().T
     _, held_P, axes_PT = torch.linalg.svd(states_CT - states_CT.mean(0), full_matrices=False)
     nothing = held_P[0] * max(states_CT.shape) * torch.finfo(torch.float32).eps
-    return (axes_PT * (held_P > nothing)[:, None])[:count].abs().argmax(0)
+    return torch.where(held_P[:, None] > nothing, axes_PT, 0)[:count].abs().argmax(0)
 
 
 def component_counts(size_P: Tensor, apart_P: Tensor, kept: int, classes: int) -> Tensor:
@@ -184,7 +184,7 @@ def principal_tokens(tokens_TC: Tensor, received_T: Tensor, kept: int, classes: 
     size_P, apart_P = (torch.bincount(own, minlength=count).cpu() for own in (component_T, component_T[apart_T]))
     counts = component_counts(size_P, apart_P, kept, classes).tolist()
     own_T = ((2 * component_T + ~apart_T) * count + order_T.argsort()).argsort()
-    return torch.cat([own[:n] for own, n in zip(own_T.split(size_P.tolist()), counts, strict=True)])
+    return torch.cat([own[:n] for own, n in zip(own_T.split_with_sizes(size_P.tolist()), counts, strict=True)])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -105,6 +105,7 @@ def start_from(router: LinearRouter | MLPRouter, net: Sequence[Tensor]) -> None:
 
     ``net`` holds weight and bias of each layer, the last ones of the key-value heads. ``ValueError``: other widths.
     """
+    refuse((len(net) > 4, "these nets are gates, and no router starts as one; calibrate kvzap without sinks"))
     *inner, last = [router.token, router.out] if isinstance(router, MLPRouter) else [router.token]
     found, width = (sum(len(part) for part in parts) for parts in (net[1:-2:2], [layer.bias for layer in inner]))
     refuse((found != width, f"these nets are of 'hidden={found}', and this router starts from 'hidden={width}'"))

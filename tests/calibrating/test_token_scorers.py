@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from subtoken_train.cache.cache import PackedCache
+from subtoken_train.calibrating import token_scorers
 from subtoken_train.calibrating.base import calibration_prompts
 from subtoken_train.calibrating.token_scorers import (
     FAINTEST,
@@ -171,6 +172,35 @@ def test_two_layers_are_made_of_what_is_not_held_out(shallow):
         for ours, expected in zip(net, two_layers(learned, held, 8, 0), strict=True):
             assert torch.allclose(ours, expected, atol=1e-6)
     refuses("needs two batches of prompts at least", calibrator.numbers, shallow, contexts[:1])
+
+
+def test_a_gate_learns_scores_and_is_made_of_all_examples(shallow, monkeypatch):
+    """As the release's own, of as many queries as a head has; what one map makes of the inputs is not enough here."""
+    inputs, other = drawn(500, 6), drawn(100, 6, seed=1)
+    scores = [
+        torch.stack([(x[:, 0] * x[:, 1]).sigmoid(), x[:, 2].abs() / 4], 1).clamp(1e-3, 1) for x in (inputs, other)
+    ]
+    monkeypatch.setattr(token_scorers, "STEPS", 500)
+    net = token_scorers.gate(inputs, scores[0].log(), 3, 4, 0)
+    errors = [F.mse_loss(foretold(each, other[None])[0].T.exp(), scores[1]).item() for each in (net, start_of(net))]
+    assert errors[0] < 0.25 * errors[1]
+    monkeypatch.setattr(token_scorers, "STEPS", 3)
+    contexts = [contexts_of(text_batch([(30, 2, 0)], seed=seed)) for seed in range(2)]
+    found, shape = ScorerCalibrator(sinks=4).numbers(shallow, contexts), shallow.family.shape
+    group = shallow.family.decoder.config.num_attention_heads // shape.num_kv_heads
+    assert (found.sinks, found.heads, found.hidden) == (4, shape.num_kv_heads, 16 * group * shape.num_kv_heads)
+    with torch.no_grad():
+        examples = [kvzip_examples(shallow, each) for each in contexts]
+    for layer, own in enumerate(found.nets):
+        both = [torch.cat([each[layer][part] for each in examples]) for part in (0, 1)]
+        for ours, expected in zip(own, token_scorers.gate(*both, group, 4, 0), strict=True):
+            assert torch.allclose(ours, expected, atol=1e-6)
+    refuses("set one of them", ScorerCalibrator(sinks=4, hidden=8).numbers, shallow, contexts)
+
+
+def start_of(net):
+    """A gate that gives every token the same: no weights, the release's start of the rest."""
+    return [torch.zeros_like(each) if place != 3 else torch.ones_like(each) for place, each in enumerate(net)]
 
 
 def test_targets_are_made_once_for_a_model_a_text_and_a_draw(shallow, tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import contexts_of, open_prompts
 from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.routing import RoutingConfig
+from subtoken_train.routing.routers import start_from
 from subtoken_train.routing.shares import RATE, HeadShares
 from subtoken_train.types import Identity, Region
 from tests.engine.test_context import hf_logits, only_text, trained_loss
@@ -399,6 +400,7 @@ REFUSED = [
     (lambda _: asked(Compression(build_eviction("snapkv"), 0.5)), "'snapkv' does not go with budget 'bytes'"),
     (lambda _: asked(Compression(key_channels=0.5)), "key_channels=0.5 does not go with budget 'bytes'"),
     (lambda _: warmed("phi3"), r"calibration of kvzap was made on .* this backbone is another one"),
+    (lambda _: start_from(None, [torch.zeros(1)] * 6), "these nets are gates, and no router starts as one"),
     (lambda _: warmed(hidden=5), r"warm_start .*: these nets are of 'hidden=5', and this router starts"),
     (lambda p: start_warm(of(warm_start=str(p / "none.json"))(p)), "is not a file; 'subtoken-train calibrate kvzap'"),
     (lambda p: start_warm(of(warm_start=short(p))(p)), "has nets for 2 layers of 2 heads, and the backbone 3 of 2"),

@@ -26,7 +26,7 @@ from subtoken_train.inference.prefill import decode, prefill, run_whole
 from subtoken_train.types import Identity, Region
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import OF_TASKS, View
-from tests.support.golden_cases import alike, close, load
+from tests.support.golden_cases import alike, close, load, near
 from tests.support.helpers import compress, random_mask, random_scores
 from tests.support.prompt_views import (
     KV_HEADS,
@@ -352,6 +352,24 @@ def test_a_file_holds_the_nets_bit_for_bit(tmp_path):
         assert f"a net from 5 to {'4 to ' if hidden else ''}3" in found.words()
 
 
+def test_a_gate_is_fast_kvzip_s_and_a_file_holds_it(tmp_path):
+    """What the release's ``Weight.forward`` makes of these numbers (``prefill/attention/gate.py`` @7d78b34)."""
+
+    def wave(start, *shape):
+        return (torch.arange(math.prod(shape)).double() * 1.7 + start).sin().float().view(shape)
+
+    (heads, group, sinks, width), states = (2, 3, 5, 12), wave(6, 1, 4, 12)
+    net = [wave(0, heads * group * 16, width), wave(1, heads * group * 16), wave(2, heads * 16, width)]
+    net += [1 + wave(3, 2, 16) / 2, wave(4, heads, sinks, 16), wave(5, heads, group)]
+    released = torch.tensor([[0.008286, 0.008772, 0.004983, 0.011719], [0.004732, 0.001431, 0.003219, 0.002633]])
+    near("kvzap", "fastkvzip: scores of a gate", foretold(net, states)[0].exp(), released)
+    assert torch.equal(foretold(net, states.bfloat16()), foretold(net, states.bfloat16().float()))
+    path = written(tmp_path / "gates.json", "kvzap", TokenScorers.of([net, net]))
+    found = read_calibration(path, "kvzap", TokenScorers).numbers
+    assert all(map(torch.equal, found.nets[1], net))
+    assert (found.hidden, found.sinks, found.words()) == (96, 5, "2 layers, each a gate from 12 to 96 to 2")
+
+
 def encoded(*numbers):
     return base64.b64encode(torch.tensor(numbers).numpy().astype("<f4").tobytes()).decode()
 
@@ -362,6 +380,7 @@ FAULTS = {
     "too short": ({"layers": [encoded(1.0)]}, r"layers\[0\] has 4 bytes; a net of these widths has 12"),
     "another width": ({"hidden": 2}, r"layers\[0\] has 12 bytes; a net of these widths has"),
     "NaN": ({"layers": [encoded(1.0, math.nan, 0.0)]}, r"layers\[0\] holds NaN or infinity"),
+    "a gate of no queries": ({"sinks": 2}, "hidden of a gate is 0; it must be a multiple of 16 times the heads"),
     "no width": ({"width": 0}, "width is 0"),
     "a width of many digits": ({"width": 10**9}, "width is 1,000,000,000; it must be"),
     "numbers": ({"layers": [[1.0]]}, r"layers\[0\] is \[1.0\]; it must be a text"),
