@@ -15,8 +15,8 @@ FAMILIES_HEAD = """# Backbone families
 
 <!-- made by `python docs/generate.py` from the declarations in `subtoken_train/families/`; edit those -->
 
-Which models load. A backbone is recognised by its `model_type`; no remote code runs. `check --offline` knows the models
-below by name. Other sizes and fine-tunes of a `model_type` load alike.
+A backbone is recognised by its `model_type`; no remote code runs. `check --offline` knows the models below by name.
+Other sizes and fine-tunes load alike.
 
 Every model takes the [visual reducers](methods.md) `cdpruner`, `dart`, `divprune`, `fastv`, `prunesid`, `pyramiddrop`,
 `sparsevlm`, `visionzip` and `vispruner`; the last column adds or removes some. Language models take `quest` and

@@ -9,7 +9,6 @@ import re
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -82,35 +81,24 @@ class HeadCalibrator(Calibrator):
 
     @torch.no_grad()
     def numbers(self, backbone: CompressedBackbone, batches: Batches) -> HeadScores:
-        use_packed_attention(backbone.family.decoder.config)
-        sums: dict[int, Tensor] = {}
+        family, sums = backbone.family, dict[int, Tensor]()
+        use_packed_attention(family.decoder.config)
+
+        def observe(layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
+            index_BW, needle_BWN = (each.to(query.device) for each in needles)
+            own = index_BW, rows.visible_BM.to(query.device)
+            looked_BHWN = attention_rows(query, key, *own, scale, window=family.window(layer, rows.position))
+            found_h = self.weight(looked_BHWN, needle_BWN).sum((0, 2)).view(key.shape[1], -1).sum(-1).double().cpu()
+            sums[layer] = sums.get(layer, 0) + found_h
+
         for batch in batches:
-            needles = self.needles(backbone.family, batch)
+            needles = self.needles(family, batch)
             if needles[0].shape[1]:
-                backbone.run(batch, observer=partial(self._look, backbone.family, needles, sums))
+                backbone.run(batch, observer=observe)
         if not any(bool(each.any()) for each in sums.values()):
             raise ValueError(f"no head attends to the answers in {self.samples} samples; choose more")
         score_Lh = torch.stack([sums[layer] for layer in sorted(sums)])
         return HeadScores(rounded((score_Lh / score_Lh.mean()).tolist()))
-
-    def _look(
-        self,
-        family: Family,
-        needles: tuple[Tensor, Tensor],
-        sums: dict[int, Tensor],
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-        rows: Rows,
-    ) -> None:
-        """Add what the heads of a layer put on a batch's needles, [h]."""
-        index_BW, needle_BWN = (each.to(query.device) for each in needles)
-        own = index_BW, rows.visible_BM.to(query.device)
-        looked_BHWN = attention_rows(query, key, *own, scale, window=family.window(layer, rows.position))
-        found_h = self.weight(looked_BHWN, needle_BWN).sum((0, 2)).view(key.shape[1], -1).sum(-1).double().cpu()
-        sums[layer] = sums.get(layer, 0) + found_h
 
 
 @dataclass(frozen=True)

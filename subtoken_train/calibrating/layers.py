@@ -222,13 +222,10 @@ class BearableCuts(DecoderReducer):
         if view.layer not in self.totals:
             sums = [(mass_BM * visual_BM).double().sum(-1) for mass_BM in masses[:2]]
             self.totals[view.layer] = sums[0], sums[1]
-        total_self_B, total_cross_B = self.totals[view.layer]
-        leave_BM = bearable(masses[0], visual_BM, total_self_B, self.alpha[0])
-        cross_BM = bearable(masses[1], visual_BM, total_cross_B, self.alpha[0])
-        leave_BM &= cross_BM | ~masses[2][:, None]
+        parts = zip(masses[:2], self.totals[view.layer], strict=True)
+        own_BM, cross_BM = (bearable(mass_BM, visual_BM, total_B, self.alpha[0]) for mass_BM, total_B in parts)
+        leave_BM = own_BM & (cross_BM | ~masses[2][:, None]) & (self.alpha[0] > 0)
         keep_BM = (view.regions_BN != Region.PADDING) & (~leave_BM | view.protected_BN)
-        if self.alpha[0] == 0:
-            keep_BM = view.regions_BN != Region.PADDING
         self.held[view.layer] = (keep_BM & visual_BM).sum(-1)
         return Cut(keep_BM, None)
 

@@ -59,7 +59,7 @@ GOLDEN = 2654435769  # 2^32 over the golden ratio, rounded
 
 @dataclass(frozen=True, kw_only=True)
 class UniformReducer(RankingReducer):
-    """Control: visual tokens evenly spread over the images, by their place alone.
+    """Control: visual tokens evenly spread over the images.
 
     Ranked by the fractional part of their place times the golden ratio, smallest first: gaps between kept places have
     three sizes at most at any budget (Steinhaus), and a smaller budget keeps a part of a larger one.
@@ -75,7 +75,7 @@ class UniformReducer(RankingReducer):
 
 @dataclass(frozen=True, kw_only=True)
 class DivPrune(RankingReducer):
-    """DivPrune (Alvar et al., 2025, arXiv:2503.02175): keep the visual tokens that are farthest from each other.
+    """DivPrune (Alvar et al., 2025, arXiv:2503.02175): keep the visual tokens farthest from each other.
 
     As released (vbdi/divprune @799e2d9): among the projected visual features, distance being 1 - cosine, the first is
     the one whose nearest other is farthest away; then, again and again, the one whose nearest chosen one is (greedy
@@ -104,7 +104,7 @@ def relevance(unit_BND: Tensor, visual_BN: Tensor, question_BN: Tensor) -> Tenso
 
 @dataclass(frozen=True, kw_only=True)
 class CDPruner(RankingReducer):
-    """CDPruner (Zhang et al., 2025, arXiv:2506.10967): keep diverse visual tokens, given what the instruction asks.
+    """CDPruner (Zhang et al., 2025, arXiv:2506.10967): keep diverse visual tokens, given the instruction.
 
     As released (Theia-4869/CDPruner @9541616): a determinantal point process over the visual tokens has the kernel r_i
     cos_ij r_j of their projected features; its greedy MAP set stays, in whose order tokens rank. The relevance r is the

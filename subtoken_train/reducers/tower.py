@@ -85,7 +85,7 @@ def zipped_tiles(
 
 @dataclass(frozen=True, kw_only=True)
 class VisionZip(TowerReducer):
-    """VisionZip (Yang et al., 2024): keep the tokens that the vision tower itself attends to, merge the others.
+    """VisionZip (Yang et al., 2024): keep the tokens that the tower attends to, merge the others.
 
     An image's count is split into contextual tokens (10 of 64, rounded down) and dominant ones, among them the class
     token where the tower has one. Dominant tokens receive the most attention; of the rest, every few tokens one is a
@@ -328,7 +328,7 @@ class PruMerge(TowerReducer):
 
 @dataclass(frozen=True, kw_only=True)
 class FasterVLM(TowerChoice):
-    """FasterVLM (Zhang et al., 2024, arXiv:2412.01818): keep the visual tokens that the tower's class token attends to.
+    """FasterVLM (Zhang et al., 2024, arXiv:2412.01818): keep what the tower's class token attends to.
 
     Tokens are ranked by the class token's attention in the layer that made them, the mean over heads; the best r * T
     stay, in raster order. Nothing is merged and the question is not read. A tower without a class token is refused. A

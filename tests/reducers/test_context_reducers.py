@@ -29,21 +29,11 @@ from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
 
 SHORT = {
-    "compactor": {"sinks": 2, "last": 1, "chunk": 7},
-    "expected_attention": {"sinks": 2, "future": 9},
-    "h2o": {"recent_share": 0.25},
-    "snapkv": {"window": 3},
-    "streaming_llm": {"sinks": 2},
-    "knorm": {},
-    "keydiff": {},
-    "tova": {},
-    "lagkv": {"sinks": 2, "lag": 5},
-    "q_filter": {},
-    "cur": {"sinks": 2, "local": 5},
-    "kvzip": {"sinks": 2, "chunk": 9},
-    "kvgrad": {"sinks": 2, "chunk": 9},
-    "capkv": {"sinks": 2, "future": 9},
-}
+    "compactor": {"sinks": 2, "last": 1, "chunk": 7}, "expected_attention": {"sinks": 2, "future": 9},
+    "h2o": {"recent_share": 0.25}, "snapkv": {"window": 3}, "streaming_llm": {"sinks": 2}, "knorm": {}, "keydiff": {},
+    "tova": {}, "lagkv": {"sinks": 2, "lag": 5}, "q_filter": {}, "cur": {"sinks": 2, "local": 5},
+    "kvzip": {"sinks": 2, "chunk": 9}, "kvgrad": {"sinks": 2, "chunk": 9}, "capkv": {"sinks": 2, "future": 9},
+}  # fmt: skip
 """Each eviction that serves, with settings that a few tokens notice."""
 EVICTIONS = {
     name: METHODS[name](**({"seed": 0} if name == "compactor" else {}), **own, **METHODS[name].evenly)

@@ -62,20 +62,15 @@ class Golden:
         self.layer = params["agg_layer_K"]
         self.keep_ratio = params["attention_rank_keep"] / params["image_token_length"]
         width = params["H"] * params["D"]
-        weights = {
-            name.removeprefix("weight."): tensor for name, tensor in self.tensors.items() if name.startswith("weight.")
-        }
+        of = "weight."
+        weights = {name.removeprefix(of): tensor for name, tensor in self.tensors.items() if name.startswith(of)}
         config = LlamaConfig(
-            vocab_size=len(weights["embed_tokens.weight"]),
-            hidden_size=width,
-            intermediate_size=len(weights["layers.0.mlp.up_proj.weight"]),
-            num_hidden_layers=params["L"],
-            num_attention_heads=params["H"],
-            num_key_value_heads=params["H"],
-            rms_norm_eps=params["rms_norm_eps"],
+            vocab_size=len(weights["embed_tokens.weight"]), hidden_size=width,
+            intermediate_size=len(weights["layers.0.mlp.up_proj.weight"]), num_hidden_layers=params["L"],
+            num_attention_heads=params["H"], num_key_value_heads=params["H"], rms_norm_eps=params["rms_norm_eps"],
             hidden_act=params["hidden_act"],
             rope_parameters={"rope_type": "default", "rope_theta": params["rope_theta"]},
-        )
+        )  # fmt: skip
         model = LlamaModel(config).eval()
         model.load_state_dict(weights, strict=True)
         self.family = GoldenFamily(model, self.tensors["inputs_embeds"])

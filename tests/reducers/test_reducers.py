@@ -148,26 +148,16 @@ FIT = [
     ("fastv", {"layer": 5}, "llava", 4, "with stage=embeds, layer=5, .*does not fit a model of 4 layers"),
     ("fastv", {"layer": 4, "stage": "decoder"}, "llava", 4, "with stage=decoder, layer=4, .*does not fit a model of 4"),
     ("pyramiddrop", {}, "llava", 3, "pyramiddrop: stages=4, but the model has 3 layers"),
-    (
-        "pyramiddrop",
-        {"keep_ratio": 0.25},
-        "llava",
-        32,
-        r"keep_ratio=0\.25 is the average over layers, and the first 8 of",
-    ),
+    ("pyramiddrop", {"keep_ratio": 0.25}, "llava", 32,
+     r"keep_ratio=0\.25 is the average over layers, and the first 8 of"),
     ("pyramiddrop", {}, "llama", 32, "reducer 'pyramiddrop' reduces visual tokens and llama has none"),
     ("compactor", {}, "llava", 32, "'compactor' evicts the context of a language model"),
-    (
-        "sparsevlm",
-        {"keep_ratio": 0.09},
-        "llava",
-        32,
-        r"the first 3 of 32 layers hold every token and make 9\.38% alone",
-    ),
+    ("sparsevlm", {"keep_ratio": 0.09}, "llava", 32,
+     r"the first 3 of 32 layers hold every token and make 9\.38% alone"),
     ("fitprune", {}, "llava", 40, r"published table is LLaVA-1\.5-7B's, of 32 layers, and this is llava of 40"),
     ("fitprune", {}, "llava_next", 32, "this is llava_next of 32; make its own: subtoken-train calibrate"),
     ("fitprune", {"keep_ratio": 0.1}, "llava", 32, r"lowest schedule of the published table has 0\.126465; raise it"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "settings", "family", "layers", "words"), FIT)

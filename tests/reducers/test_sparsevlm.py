@@ -133,9 +133,8 @@ def by_the_release(family, batch, reducer):
         stages.append((rows, places))
         for layer in range(start, stop):
             given, position = hidden, torch.tensor(places)
-            hidden = family.run_layers(
-                hidden[None], torch.ones(1, len(rows)).bool(), position[None], start=layer, stop=layer + 1
-            )[0]
+            every, span = torch.ones(1, len(rows)).bool(), {"start": layer, "stop": layer + 1}
+            hidden = family.run_layers(hidden[None], every, position[None], **span)[0]
         start = stop
         if stop == depth:
             break
@@ -148,17 +147,14 @@ def by_the_release(family, batch, reducer):
             kept = max(k for k in range(1, left + 1) if k + int((int((len(order) - k) * 0.3) + 1) / 10) + 1 <= left)
             again = order[kept : kept + int((len(order) - kept) * 0.3) + 1]
             centres, cluster = clusters_by_loop(hidden[again], left - kept)
-            means = [
-                hidden[[row for row, own in zip(again, cluster, strict=True) if own == c]].mean(0)
-                for c in range(left - kept)
-            ]
+            members = [[row for row, own in zip(again, cluster, strict=True) if own == c] for c in range(left - kept)]
+            means = [hidden[own].mean(0) for own in members]
             stays = set(order[:kept]) | {again[centre] for centre in centres}
             hidden = hidden.index_copy(0, torch.tensor([again[centre] for centre in centres]), torch.stack(means))
         keep = [i for i in range(len(rows)) if i in stays or regions[rows[i]] != Region.VISUAL]
         hidden, rows = hidden[keep], [rows[i] for i in keep]
-        places = (
-            [places[i] for i in keep] if reducer.version == 2 else list(range(len(regions) - len(keep), len(regions)))
-        )
+        anew = list(range(len(regions) - len(keep), len(regions)))
+        places = anew if reducer.version == 1 else [places[i] for i in keep]
     return stages, hidden
 
 

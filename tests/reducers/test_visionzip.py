@@ -9,13 +9,7 @@ from subtoken_train.families.tiles import TileLayout
 from subtoken_train.families.towers import class_attention
 from subtoken_train.ledger.kv_budget import kept_count
 from subtoken_train.reducers import build_reducer
-from subtoken_train.reducers.tower import (
-    contextual_tokens,
-    dominant_tokens,
-    principal_tokens,
-    tile_shares,
-    zipped_tiles,
-)
+from subtoken_train.reducers.tower import contextual_tokens, dominant_tokens, tile_shares, zipped_tiles
 from subtoken_train.types import Region, VisualStates
 from tests.support.helpers import check_alone, compress, make_batch, unread
 from tests.support.sampling import sampled
@@ -137,7 +131,7 @@ def test_the_budget_counts_every_placeholder(name, round_up, high, wide, ratio):
     assert merged.tokens[0][:, -1].tolist() == [0] * (kept - newlines) + [1] * newlines
 
 
-def plain(states: VisualStates, kept: int, name: str) -> torch.Tensor:
+def plain(states: VisualStates, kept: int) -> torch.Tensor:
     """Tile by tile as on LLaVA-1.5, then the release's order."""
     tokens, received, keys, tiles = (part[0] for part in (states.tokens, states.received, states.keys, states.tiles))
     counts = [int((tiles == tile).sum()) for tile in range(len(states.cls[0]))]
@@ -147,16 +141,14 @@ def plain(states: VisualStates, kept: int, name: str) -> torch.Tensor:
         if not share:
             continue
         own = [place for place in range(len(tiles)) if tiles[place] == tile]
-        merging = share * 10 // 64 if name == "visionzip" else 0
+        merging = share * 10 // 64
         best = sorted(own, key=lambda place: (-float(received[place]), place))[: share - merging - 1]
-        if name == "prunesid":
-            best = [own[place] for place in principal_tokens(tokens[own], received[own], share, 1)]
         rest = [place for place in own if place not in best]
         step = max(1, len(rest) // max(1, merging))
         targets = torch.tensor([index for index in range(len(rest)) if index % step == 0][:merging], dtype=torch.long)
         made = contextual_tokens(tokens[rest], keys[rest], targets)
         if tile == 0:
-            first = torch.cat([states.cls[0][:1], tokens[best if name == "prunesid" else sorted(best)], made])
+            first = torch.cat([states.cls[0][:1], tokens[sorted(best)], made])
         else:
             dominant_rows += best
             classes.append(states.cls[0][tile])
@@ -167,12 +159,11 @@ def plain(states: VisualStates, kept: int, name: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("size", [(30, 50), (61, 17), (24, 71), (47, 49), (3, 80)])
 @pytest.mark.parametrize("kept", [1, 4, 15, 24, 30])
-@pytest.mark.parametrize("name", ["visionzip", "prunesid"])
-def test_each_tile_is_zipped_by_itself_in_the_releases_order(size, kept, name):
+def test_each_tile_is_zipped_by_itself_in_the_releases_order(size, kept):
     states = states_of(size, seed=sum(size))
     kept = min(kept, int((states.tiles[0] >= 0).sum()))
     given_parts = (states.tokens[0], states.received[0], states.keys[0], states.cls[0], states.tiles[0])
-    assert torch.equal(zipped_tiles(*given_parts, kept, build_reducer(name, 0.5).choose), plain(states, kept, name))
+    assert torch.equal(zipped_tiles(*given_parts, kept, build_reducer("visionzip", 0.5).choose), plain(states, kept))
 
 
 @pytest.mark.parametrize("name", ["visionzip", "prunesid", "fastervlm", "prumerge"])

@@ -100,35 +100,30 @@ def without_by_loop(rows, count):
 def by_components(tokens, received, kept, classes):
     """PruneSID in fp64, a token at a time: components of the tokens' covariance; places in the order of choice."""
     count, want = len(tokens), kept - classes
-    states = tokens.double().sigmoid()
-    states = states - states.mean(1, keepdim=True)
+    states = tokens.double().sigmoid() - tokens.double().sigmoid().mean(1, keepdim=True)
     held, axes = torch.linalg.eigh(states @ states.T)
     axes = axes.T[held > 1e-12 * held[-1]].flip(0)[: max(1, kept // 4)]
-    most = 0 if not len(axes) else axes.abs().argmax(0)
-    groups = [[place for place in range(count) if int(most[place]) == i] for i in range(max(1, len(axes)))]
+    most = axes.abs().argmax(0).tolist() if len(axes) else [0] * count
+    groups = [[place for place in range(count) if most[place] == i] for i in range(max(1, len(axes)))]
     like = [[cosine(one, other) for other in tokens] for one in tokens]
     pairs = [like[i][j] for i in range(count) for j in range(i)]
-    limit = kept / 32 * sum(pairs) / max(1, len(pairs))
-    apart, others = [], []
+    limit, apart, orders = kept / 32 * sum(pairs) / max(1, len(pairs)), [], []
     for group in groups:
         order, own = sorted(group, key=lambda place: (-float(received[place]), place)), []
         for place in order:
-            if all(like[place][better] <= limit for better in own):
-                own.append(place)
-        apart.append(own)
-        others.append([place for place in order if place not in own])
-    most = [min(len(own), 5 * math.ceil(kept / 64)) for own in apart]
+            own += [place] if all(like[place][better] <= limit for better in own) else []
+        apart.append(len(own))
+        orders.append(own + [place for place in order if place not in own])
+    most = [min(number, 5 * math.ceil(kept / 64)) for number in apart]
     while sum(most) < kept:
         most = [min(number + 1, len(group)) for number, group in zip(most, groups, strict=True)]
-    left = max(0, want - sum(bool(group) for group in groups))
-    upto = [0]
-    for passed in torch.tensor([len(own) / sum(map(len, apart)) for own in apart]).cumsum(0):  # fp32 says what is half
-        upto.append(round(float(passed * left)))
-    shares = [after - before for before, after in pairwise(upto)]
+    left = max(0, want - sum(map(bool, groups)))
+    passed = torch.tensor([number / sum(apart) for number in apart]).cumsum(0)  # fp32 says what is half
+    shares = [after - before for before, after in pairwise([0, *(round(float(each * left)) for each in passed)])]
     taken = [min(share + bool(group), top) for share, group, top in zip(shares, groups, most, strict=True)]
-    for i in sorted(range(len(groups)), key=lambda i: -len(apart[i])):
+    for i in sorted(range(len(groups)), key=lambda i: -apart[i]):
         taken[i] += min(most[i] - taken[i], want - sum(taken))
-    return [place for own, rest, number in zip(apart, others, taken, strict=True) for place in (own + rest)[:number]]
+    return [place for order, number in zip(orders, taken, strict=True) for place in order[:number]]
 
 
 def by_pivots(rows, norms, asking, count):
