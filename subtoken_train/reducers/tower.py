@@ -189,7 +189,7 @@ def principal_tokens(tokens_TC: Tensor, received_T: Tensor, kept: int, classes: 
 
 @dataclass(frozen=True, kw_only=True)
 class PruneSID(VisionZip):
-    """PruneSID (Fang et al., 2026, arXiv:2603.09480): keep the best unlike tokens of each principal component.
+    """PruneSID (Fang et al., 2026, arXiv:2603.09480): keep each principal component's best unlike tokens.
 
     As released for LLaVA (ZhengyaoFang/PruneSID @4ef17d9). Of k tokens, the class token among them, each belongs to
     that of k / 4 principal components in which it weighs most. Within a component, from the most attention on, what is
