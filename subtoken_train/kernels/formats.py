@@ -1,8 +1,8 @@
 """Formats of stored keys and values: one object says how vectors are stored, read, counted and named.
 
-A new format is an object in ``FORMATS`` below and its name in ``KVDtype`` of ``settings.py``: packing, bytes, saved
-caches, flags, pages and tests take it from there. ``docs/formats.md`` has a row. A GPU writes it as its ``rounding``
-says; Triton and C read it only if it names them, which they know 4 and 8 bits for (``_SYMMETRIC``), else torch does.
+A new format is an object in a tuple above ``FORMATS``, its name in ``KVDtype`` of ``settings.py`` and a row of
+``docs/formats.md``: packing, bytes, saved caches, flags and tests take it from there. A GPU writes it as its
+``rounding`` says. Triton and C read it only where its class lists its bits (``triton``, ``native``), else torch does.
 Only a new class needs more: ``tests/kernels/test_formats.py`` names its reference.
 
 Shapes of payloads: [R, c, M, d] with R rows of a block, c heads of a row, M entries, d channels. The pieces of values
@@ -26,7 +26,6 @@ from subtoken_train.settings import KVDtype
 
 Part = Literal["keys", "values", "pieces"]
 
-KERNELS = ("triton_decode", "native")
 CHUNK = 2**20  # bytes of codes that are dequantised per call
 SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
 """Shares of a rotated key's largest magnitude that its scale is tried with."""
@@ -63,8 +62,9 @@ class Format:
 
     name: KVDtype
     bits: int
-    kernels: tuple[str, ...] = ()  # fast ones that read its 8 or 4 bits (KIVI: 2), by their files; torch reads all
 
+    triton: ClassVar[tuple[int, ...]] = (0,)  # bits of a code that the decoding kernel reads in this class
+    native: ClassVar[tuple[int, ...]] = (0,)  # bits that C reads, which takes all but 8 for 4; torch reads all
     rounds = False  # true where vectors are stored as integer codes with scales
     rotates = False  # true where a layer's keys, its tail's too, and its queries are put into a basis of their own
     mixes = False  # true where the channels of a stored key are mixed: none can be cut, and no page read by them
@@ -154,6 +154,8 @@ class Symmetric(Format):
     """Symmetric integers of any bits, packed from the lowest bit up; one fp16 scale per vector."""
 
     rounds = True
+    triton: ClassVar[tuple[int, ...]] = (4, 8)
+    native: ClassVar[tuple[int, ...]] = (4, 8)
 
     def code_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.int8 if self.bits == 8 else torch.uint8
@@ -231,6 +233,7 @@ class Fp8(Symmetric):
     """Floats of a byte (e4m3, up to 448, to the nearest even) instead of integers."""
 
     top, mantissa = 448, 3
+    triton = native = ()
 
     def code_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.float8_e4m3fn
@@ -250,6 +253,7 @@ class NVFP4(Symmetric):
     """
 
     top, per_code, mantissa, inner = 6 * 448, 16, 1, 16
+    triton = native = ()
 
     def coded(self, numbers: Tensor) -> Tensor:
         blocks = numbers.reshape(*numbers.shape[:-1], numbers.shape[-1] // 16, 16)  # there may be no vectors
@@ -309,7 +313,7 @@ class Kivi(AboveZero):
     a prompt is never rounded, as a cache can be cropped; routed values share a zero point and scale per entry's head.
     """
 
-    run = 32
+    run, triton = 32, (2, 4, 8)
 
     def rounded(self, count: Tensor) -> Tensor:
         return (count - LATEST).clamp(min=0) // self.run * self.run
@@ -439,10 +443,10 @@ def _pieces(vectors: Tensor) -> str:
     return f"the value groups cut heads into pieces of {width} channels; use kv_dtype int8, or fewer groups"
 
 
-MODEL = Format("model", 0, KERNELS)
-_SYMMETRIC = Symmetric("int8", 8, KERNELS), Symmetric("int4", 4, KERNELS), Rotated("int4_rotated", 4, KERNELS)
+MODEL = Format("model", 0)
+_SYMMETRIC = Symmetric("int8", 8), Symmetric("int4", 4), Rotated("int4_rotated", 4)
 _FLOATS = Fp8("fp8", 8), NVFP4("nvfp4", 4)
-_ABOVE_ZERO = Kivi("int8_channel", 8, KERNELS[:1]), Kivi("kivi4", 4, KERNELS[:1]), Kivi("kivi2", 2, KERNELS[:1])
+_ABOVE_ZERO = Kivi("int8_channel", 8), Kivi("kivi4", 4), Kivi("kivi2", 2)
 _TURBO = TurboQuant("turboquant4", 4), TurboQuant("turboquant3", 3)
 FORMATS: dict[KVDtype, Format] = {each.name: each for each in (MODEL, *_SYMMETRIC, *_FLOATS, *_ABOVE_ZERO, *_TURBO)}
 

@@ -93,7 +93,7 @@ class _Layout:
         self.of = dtype, width
         self.plain = block.channels is None and all(
             payload.dtype == dtype
-            and "native" in payload.format.kernels
+            and payload.format.bits in payload.format.native
             and (payload.format.rounds or payload.data.dtype == dtype)
             and payload.data.is_contiguous()
             for payload in block.payloads

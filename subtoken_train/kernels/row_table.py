@@ -47,7 +47,7 @@ class Field(IntEnum):
 SHORTEST = 128  # entries of a stretch, at least
 PROGRAMS = 4  # programs for each multiprocessor, about
 
-_CODES = [each.code_dtype(torch.float32) for each in FORMATS.values() if "triton_decode" in each.kernels]
+_CODES = [each.code_dtype(torch.float32) for each in FORMATS.values() if each.bits in each.triton]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, *_CODES)  # dtypes that the kernels read
 
 
@@ -130,7 +130,7 @@ def unserved(blocks: Sequence[Block], query_BHqd: Tensor) -> str | None:
     if new == 1 and any(block.pages is not None for block in blocks):
         return "pages that each step chooses"
     forms = [payload.format for block in blocks for payload in block.payloads]
-    return next((f"kv_dtype {form.name}" for form in forms if "triton_decode" not in form.kernels), None)
+    return next((f"kv_dtype {form.name}" for form in forms if form.bits not in form.triton), None)
 
 
 def row_table(blocks: Sequence[Block], batch: int, kv_heads: int, width: int, fill: Fill | None = None) -> RowTable:

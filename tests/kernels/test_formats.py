@@ -243,7 +243,7 @@ def test_levels_are_lloyd_s_and_max_s(bits):
         assert level == pytest.approx((density(low) - density(high)) / share, abs=2e-4)
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("bits", [2, 3, 4, 6, 8])
 def test_codes_are_packed_from_the_lowest_bit_up(bits):
     codes = torch.randint(0, 2**bits, (3, 5, 24), generator=torch.Generator().manual_seed(bits)).to(torch.uint8)
     packed = packed_codes(codes, bits)

@@ -18,7 +18,7 @@ def served(cell: Cell) -> bool:
     """Not: pages that each step chooses; bf16, whose products the interpreter gets wrong; formats without a kernel."""
     eviction, form = compression_of(cell).eviction, FORMATS.get(cell["precision"], MODEL)
     reads = eviction is not None and eviction.reads
-    return cell["precision"] != "bf16" and "triton_decode" in form.kernels and not reads and allowed(cell)
+    return cell["precision"] != "bf16" and form.bits in form.triton and not reads and allowed(cell)
 
 
 @cache
