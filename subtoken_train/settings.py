@@ -1,10 +1,13 @@
 """Settings of an arm, each declared once: name, type, default, and the words that explain it."""
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import UnionType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
+from subtoken_train.errors import clipped, refuse, unknown_name
 from subtoken_train.types import Protocol
 
 KINDS = {str: "text", float: "a number", int: "a whole number", bool: "true or false", dict: "a mapping of settings"}
@@ -70,7 +73,10 @@ KVDtype = (
     Literal["model", "int8", "int4", "int4_rotated", "fp8", "nvfp4"]
     | Literal["int8_channel", "kivi4", "kivi2", "turboquant4", "turboquant3"]
 )
-_FORMATS = "|".join(name for names in get_args(KVDtype) for name in get_args(names))
+FORMAT_NAMES = tuple(name for names in get_args(KVDtype) for name in get_args(names))
+KeepUnit = Literal["fraction", "tokens", "bytes"]
+MOST = 2**53
+"""Tokens or bytes of a budget: what a float still counts one by one."""
 _NO_FLAG: dict[str, Any] = {"flagged": False, "harness": False}
 
 
@@ -96,7 +102,7 @@ class ArmSettings:
     eviction_every: Annotated[int | None, _of("eviction_every", "TOKENS", "tokens")] = None
     eviction_options: Annotated[Mapping[str, Any], _of("eviction_options", "KEY=VALUE")] = field(default_factory=dict)
     scope: Annotated[Words, _of("scope", "context|all")] = None
-    kv_dtype: Annotated[str, _of("kv_dtype", _FORMATS)] = "model"
+    kv_dtype: Annotated[str, _of("kv_dtype", "|".join(FORMAT_NAMES))] = "model"
     key_channels: Annotated[float, _of("key_channels", "SHARE")] = 1.0
     key_axes: Annotated[str, _of("key_axes", "own|pca")] = "own"
     merge: Annotated[Words, _of("merge", "KIND")] = None
@@ -122,3 +128,38 @@ def settings_of(declared: type) -> dict[str, Setting]:
 
 ARM_SETTINGS = settings_of(ArmSettings)
 FLAGGED = tuple(name for name, each in ARM_SETTINGS.items() if each.flagged)  # settings that commands offer as options
+
+
+BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+
+
+def parse_keep(text: str) -> tuple[float, KeepUnit]:
+    """Return a budget's number and unit: ``tokens``, ``B``, ``kB``, ``MB`` or ``GB``; a bare number is a fraction."""
+    found = re.fullmatch(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*([A-Za-z]*)", text.strip())
+    if found is None or not math.isfinite(float(found[1]) * max(BYTES.values())):
+        forms = "write a fraction (0.1), tokens (256tokens) or bytes (20MB)"
+        raise ValueError(f"{clipped(repr(text), 60)} is not a budget; {forms}")
+    number, unit = float(found[1]), found[2].lower()
+    if unit in ("", "tokens"):
+        return number, "tokens" if unit else "fraction"
+    if unit not in BYTES:
+        raise unknown_name("unit of a budget", found[2], ["tokens", "B", "kB", "MB", "GB"])
+    return round(number * BYTES[unit]), "bytes"
+
+
+def check_amount(keep: float, unit: KeepUnit) -> None:
+    """Refuse what is no budget of an eviction."""
+    number, fraction = type(keep) in (int, float), unit == "fraction"
+    range_words = f"eviction_keep={keep} must lie in (0, 1]; 0.1 keeps a tenth of the cached entries"
+    count_words = f"eviction_keep={keep} {unit} must be a whole number of at least 1, and at most {MOST:,}"
+    refuse(
+        (not number, f"eviction_keep={keep!r} must be a number; 0.1 keeps a tenth of the cached entries"),
+        (number and fraction and not 0 < keep <= 1, range_words),
+        (number and not fraction and not (1 <= keep <= MOST and keep == int(keep)), count_words),
+    )
+
+
+def check_written_keep(written: object) -> None:
+    """Refuse a text or number that is no budget of an eviction; a threshold is read beside its method."""
+    if not isinstance(written, Mapping) and "threshold" not in str(written):
+        check_amount(*parse_keep(str(written)))

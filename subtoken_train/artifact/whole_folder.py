@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 
 from subtoken_train.documents import read_json
-from subtoken_train.outputs import stage
+from subtoken_train.outputs import check_place, stage
 
 CONFIG_FILE = "subtoken_config.json"  # marks an adapter folder
 RECIPE_FILE = "recipe.yaml"  # in an adapter's folder and in a run's
@@ -41,6 +41,7 @@ ADAPTER = FolderKind("an adapter folder", marker=CONFIG_FILE)  # an adapter fold
 def check_target(folder: Path, overwrite: bool, kind: FolderKind = ADAPTER) -> None:
     """Raise ``ValueError`` unless ``folder`` may be written: new, or one of its kind that may be renamed."""
     if not os.path.lexists(folder):
+        check_place(folder)
         return
     if not overwrite:
         raise ValueError(f"{folder} exists; choose another folder or pass --overwrite")

@@ -1,6 +1,7 @@
 """The words of a command line: argparse's with mistakes in our words, and those behind commands that take a recipe."""
 
 import argparse
+import os
 import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
@@ -8,10 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from subtoken_train.errors import instead, refuse, unknown_name
 from subtoken_train.evictions import EVICTIONS, WRAPPERS
+from subtoken_train.outputs import check_place
 from subtoken_train.reducers import REDUCERS
 from subtoken_train.resources import find_recipe
 from subtoken_train.settings import ARM_SETTINGS, FLAGGED, ArmSettings
@@ -35,6 +38,8 @@ class Parser(ArgumentParser):
         """Raise ``ValueError`` instead of printing the usage and exiting."""
         if found := re.fullmatch(r"argument (\S+): invalid (int|float) value: (.*)", message):
             message = f"{found[1]} is {found[3]}; it must be {'a whole number' if found[2] == 'int' else 'a number'}"
+        if message.startswith("unrecognized") and "--backbone" in self._option_string_actions:
+            message += "; a model follows --backbone or --adapter"
         raise ValueError(f"{message} (see '{self.prog} --help')")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -67,8 +72,13 @@ def check_counts(args: Namespace, *names: str) -> None:
     for name in names:
         given = getattr(args, name)
         for value in given if isinstance(given, list) else [given]:
-            if value is not None and value < 1:
-                raise ValueError(f"{spelled_flag(name)} {value} must be at least 1")
+            refuse((value is not None and value < 1, f"{spelled_flag(name)} {value} must be at least 1"))
+
+
+def check_output(folder: object) -> None:
+    """Refuse a folder that cannot be written; processes of a launcher, which would meet there, find out later."""
+    if folder and isinstance(folder, str) and not {"RANK", "LOCAL_RANK", "SLURM_PROCID"} & os.environ.keys():
+        check_place(Path(folder) / "new" if Path(folder).is_dir() else Path(folder))
 
 
 def hourly_price(text: str) -> float:

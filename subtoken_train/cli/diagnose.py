@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from subtoken_train.cli.command_line import EVICTION_SETTINGS, add_settings, check_counts, flagged_arm
+from subtoken_train.cli.command_line import EVICTION_SETTINGS, add_settings, check_counts, check_output, flagged_arm
 from subtoken_train.cli.terminal import counter, quiet_libraries
 from subtoken_train.errors import check_package, refuse
 from subtoken_train.outputs import check_place, new_folder
@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_counts(args, "limit")
+    check_output(args.out)
     refuse((args.eviction is None and args.protocol, "--protocol needs --eviction NAME, for instance snapkv"))
     check_package("matplotlib", "report", "drawing a diagnosis")
     spec = flagged_arm(args, adapter=args.adapter)

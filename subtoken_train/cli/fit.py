@@ -1,5 +1,6 @@
 """``subtoken-train fit``: train a recipe, leave an adapter folder."""
 
+from subtoken_train.cli.command_line import check_output
 from subtoken_train.cli.recipe_help import keys_text
 from subtoken_train.cli.recipe_source import read_source
 from subtoken_train.cli.terminal import quiet_libraries
@@ -24,6 +25,7 @@ def help_text(argv: list[str]) -> str:
 def run_raw(argv: list[str]) -> int:
     wants_anchor, argv = ANCHOR in argv, [word for word in argv if word != ANCHOR]
     source = read_source(argv)
+    check_output(next((d for each in (*source.contents, *source.pieces)[::-1] if (d := each.get("output_dir"))), None))
     quiet_libraries()
     from subtoken_train.cli.fit_course import run_fit
     from subtoken_train.cli.recipe import RecipeCLI

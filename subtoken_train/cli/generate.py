@@ -75,8 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
     from subtoken_train.engine.modes import watching_inputs
 
-    prompt = sys.stdin.read().rstrip("\n") if args.prompt == "-" else args.prompt
-    model = arm.load(args.device)
+    prompt, model = sys.stdin.read().rstrip("\n") if args.prompt == "-" else args.prompt, arm.load(args.device)
     layers = _drawn_layers(args.show_layers, model) if args.show else []
     inputs: dict[str, Any] = model.inputs(prompt, images, raw=args.raw, chat_template_kwargs=_variables(args))
     sampling = {"do_sample": True, "temperature": args.temperature} if args.temperature > COLD else {"do_sample": False}
@@ -109,9 +108,8 @@ def run(args: argparse.Namespace) -> int:
 def _check_prompt(args: argparse.Namespace) -> None:
     refuse((args.prompt is None, "give --prompt TEXT, or --prompts FILE.jsonl with --output FILE.jsonl"))
     check_counts(args, "max_new_tokens")
-    hot = not 0 <= args.temperature < float("inf")
     refuse(
-        (hot, f"--temperature {args.temperature} must be 0 (greedy) or more"),
+        (not 0 <= args.temperature < float("inf"), f"--temperature {args.temperature} must be 0 (greedy) or more"),
         (args.show_layers and not args.show, "--show-layers needs --show FILE"),
     )
     if not args.show:
@@ -194,3 +192,4 @@ def _check_file(args: argparse.Namespace) -> None:
         (Path(args.output).suffix.lower() != ".jsonl", f"--output {args.output} must end in .jsonl"),
         (same, f"--output {args.output} is the file of the prompts; name another"),
     )
+    check_place(Path(args.output))

@@ -14,7 +14,7 @@ from types import ModuleType
 
 from subtoken_train.cli.command_line import Parser, check_options
 from subtoken_train.cli.terminal import PROGRAM, guarded, quiet_environment
-from subtoken_train.errors import check_word, unknown_name
+from subtoken_train.errors import check_word, refuse, unknown_name
 from subtoken_train.version import __version__
 
 COMMANDS = {
@@ -74,7 +74,10 @@ def run_command(name: str, argv: Sequence[str]) -> int:
     quiet_environment()
     module = command_module(name)
     if hasattr(module, "run_raw"):
-        if argv and not set(argv) & set(HELP_OPTIONS):
+        if not set(argv) & set(HELP_OPTIONS):
+            refuse(
+                (not argv, f"{name} needs --config RECIPE: see '{PROGRAM} recipes ls' and '{PROGRAM} {name} --help'")
+            )
             return int(module.run_raw(list(argv)))
         print(help_of(module, argv))
         return 0

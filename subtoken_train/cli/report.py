@@ -60,13 +60,13 @@ def write_report(
     named: bool = False,
 ) -> "Report":
     """Work out and write a report; an earlier one is written anew where nobody changed it and ``out`` was not named."""
-    from subtoken_train.evaluation.reporting import exports
-    from subtoken_train.evaluation.reporting.report import make_report
-
     content = read_json(out / _RECORD) if (out / _RECORD).is_file() else {}
     files, written = {out / FILES[name]: name for name in formats}, content if isinstance(content, dict) else {}
     there = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.is_file() and not named}
     check_new([path for path in files if path not in there or there[path] != written.get(path.name)], overwrite)
+    from subtoken_train.evaluation.reporting import exports
+    from subtoken_train.evaluation.reporting.report import make_report
+
     report = make_report(folders, counter("runs scored"))
     write = {"markdown": exports.report_markdown, "csv": exports.report_csv, "latex": exports.report_latex}
     if "html" in formats:  # the only one that draws

@@ -14,6 +14,7 @@ from subtoken_train.demo.local_server import check_address
 from subtoken_train.documents import read_text
 from subtoken_train.errors import SubTokenWarning, check_package, check_range, check_word, refuse
 from subtoken_train.evictions import EVICTIONS
+from subtoken_train.settings import parse_keep
 from subtoken_train.typed import text_numbers
 
 if TYPE_CHECKING:
@@ -138,10 +139,9 @@ def _settings(args: argparse.Namespace) -> "ServerSettings":
     file = args.api_key_file
     keys = [] if file is None else [line.strip() for line in read_text(file).splitlines() if line.strip()]
     odd = file is not None and not (keys and all(key.isascii() and key.isprintable() for key in keys))
-    apart = "--contexts-per-key needs --api-key-file FILE, whose keys it tells apart"
     refuse(
         (odd, f"--api-key-file {file} must hold keys of visible ASCII, one a line"),
-        (args.contexts_per_key and not keys, apart),
+        (args.contexts_per_key and not keys, "--contexts-per-key needs --api-key-file FILE, whose keys it tells apart"),
     )
     for origin in args.allow_origin:
         if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
@@ -154,8 +154,6 @@ def _settings(args: argparse.Namespace) -> "ServerSettings":
 
 
 def _bytes(option: str, text: str) -> int:
-    from subtoken_train.inference.compression import parse_keep
-
     number, unit = parse_keep(text) if text[:1].isdigit() else (0.0, "")
     refuse((unit != "bytes" or number < 1, f"{option} {text} must be bytes, for instance 20MB"))
     return int(number)

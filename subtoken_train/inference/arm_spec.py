@@ -15,7 +15,7 @@ from subtoken_train.errors import check_word, refuse
 from subtoken_train.evictions import EVICTIONS, build_eviction, known_names, notation_names
 from subtoken_train.families.backbone_config import DTYPES, BackboneConfig
 from subtoken_train.reducers import REDUCERS, build_reducer
-from subtoken_train.settings import ARM_SETTINGS, ArmSettings
+from subtoken_train.settings import ARM_SETTINGS, FORMAT_NAMES, ArmSettings, check_written_keep
 from subtoken_train.types import Protocol
 
 if TYPE_CHECKING:  # an arm is read without torch
@@ -73,12 +73,14 @@ class ArmSpec(ArmSettings):
             known_names(self.eviction)
         if self.reducer is not None and self.reducer not in (*REDUCERS, *EVICTIONS):
             REDUCERS.find(self.reducer)
+        check_word("kv_dtype", self.kv_dtype, FORMAT_NAMES)
         unsaid = self.eviction is not None and self.eviction_keep is None
         example = "for instance 0.1, 256tokens or 20MB"
         refuse(
             (self.eviction is None and given, f"{options} need {say('eviction', 'NAME')}, for instance snapkv"),
             (unsaid, f"{say('eviction', self.eviction)} needs {say('eviction_keep')}, {example}"),
         )
+        check_written_keep(1 if self.eviction_keep is None else self.eviction_keep)
 
     @property
     def called(self) -> str:

@@ -4,16 +4,14 @@ Legend: B batch, M rows of a layer.
 """
 
 import json
-import math
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, TypedDict, get_args
 
 import torch
 from torch import Tensor
 
-from subtoken_train.errors import check_together, check_word, clipped, refuse, unknown_name
+from subtoken_train.errors import check_together, check_word, refuse, unknown_name
 from subtoken_train.evictions import build_eviction, check_online, setting_fields
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.observers import unasked
@@ -25,14 +23,11 @@ from subtoken_train.functional.merging import Merge
 from subtoken_train.kernels.formats import FORMATS
 from subtoken_train.ledger.kv_budget import check_share, kept_channels
 from subtoken_train.reducers.base import Reducer
-from subtoken_train.settings import KVDtype
+from subtoken_train.settings import KeepUnit, KVDtype, check_amount, parse_keep
 from subtoken_train.typed import Written, shown, written_as
 from subtoken_train.types import Batch, KeyAxes, Region, in_compressed_region
 from subtoken_train.view.view import Scope
 
-KeepUnit = Literal["fraction", "tokens", "bytes"]
-MOST = 2**53
-"""Tokens or bytes of a budget: what a float still counts one by one."""
 _READS_QUESTION = "scores by the question after the context"
 _READS_IMAGE, _FOR_TEXT = "reads the attention between text and image", "snapkv, h2o, kvcompose or another for text"
 
@@ -83,15 +78,8 @@ class Compression:
         self._check_pairs()
 
     def _check_amount(self) -> None:
+        check_amount(self.keep, self.unit)
         keep, fraction, threshold = self.keep, self.unit == "fraction", self.threshold
-        number = type(keep) in (int, float)
-        range_words = f"eviction_keep={keep} must lie in (0, 1]; 0.1 keeps a tenth of the cached entries"
-        count_words = f"eviction_keep={keep} {self.unit} must be a whole number of at least 1, and at most {MOST:,}"
-        refuse(
-            (not number, f"eviction_keep={keep!r} must be a number; 0.1 keeps a tenth of the cached entries"),
-            (number and fraction and not 0 < keep <= 1, range_words),
-            (number and not fraction and not (1 <= keep <= MOST and keep == int(keep)), count_words),
-        )
         if self.eviction is None:
             needs = "needs an eviction method, for instance eviction="
             refuse(
@@ -225,9 +213,7 @@ class Compression:
     @property
     def share(self) -> float | None:
         """Share of the entries in scope that an eviction keeps; of a threshold the recorded mean; None: unknown."""
-        if self.threshold is not None:
-            return self.threshold.mean
-        return self.keep if self.unit == "fraction" else None
+        return self.threshold.mean if self.threshold is not None else self.keep if self.unit == "fraction" else None
 
     def cuts_keys(self, regions_BM: Tensor) -> Tensor:
         """Mark the kept entries whose keys are cut, bool [B, M]: those in scope, but not the last of a prompt.
@@ -256,23 +242,6 @@ def written_keep(written: object) -> dict[str, Any]:
     if (threshold := written_threshold(written)) is not None:
         return {"threshold": threshold}
     return dict(zip(("keep", "unit"), parse_keep(str(written)), strict=True))
-
-
-BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
-
-
-def parse_keep(text: str) -> tuple[float, KeepUnit]:
-    """Return a budget's number and unit: ``tokens``, ``B``, ``kB``, ``MB`` or ``GB``; a bare number is a fraction."""
-    found = re.fullmatch(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*([A-Za-z]*)", text.strip())
-    if found is None or not math.isfinite(float(found[1]) * max(BYTES.values())):
-        forms = "write a fraction (0.1), tokens (256tokens) or bytes (20MB)"
-        raise ValueError(f"{clipped(repr(text), 60)} is not a budget; {forms}")
-    number, unit = float(found[1]), found[2].lower()
-    if unit in ("", "tokens"):
-        return number, "tokens" if unit else "fraction"
-    if unit not in BYTES:
-        raise unknown_name("unit of a budget", found[2], ["tokens", "B", "kB", "MB", "GB"])
-    return round(number * BYTES[unit]), "bytes"
 
 
 def parse_settings(method: str | None, settings: Sequence[str]) -> dict[str, Any]:

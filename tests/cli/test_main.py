@@ -25,7 +25,7 @@ def test_help_and_version(capsys):
     for argv in ([], ["--help"], ["-h"]):
         out = printed(capsys, *argv)
         assert [name for name, summary in COMMANDS.items() if not re.search(f"  {name} +{summary}", out)] == []
-    for argv in (["check"], ["check", "--help"], ["check", "-h"], ["env", "--help"]):
+    for argv in (["check", "--help"], ["check", "-h"], ["env", "--help"]):
         assert "--offline" in printed(capsys, *argv)
     assert "--count" in printed(capsys, "preview", "--help")
     assert printed(capsys, "--version") == f"subtoken-train {version('subtoken_train')}\n"
@@ -83,7 +83,9 @@ NEEDS_NO_TENSORS = f"""
 0 --help
 0 recipes ls
 0 env
+2 fit
 2 fit --config nope.yaml
+2 fit --config {RECIPE} --output_dir key.yaml/x
 2 fit --config broken.yaml
 2 fit --config {RECIPE} --model.routing.kept_group=3
 2 fit --config {RECIPE} --trainer.callbacks=os.system
@@ -99,17 +101,21 @@ NEEDS_NO_TENSORS = f"""
 2 init captions
 2 init line
 2 report nope
+2 report results --out key.yaml/x
 2 evaluate --config nope.yaml
 2 evaluate --config key.yaml
 2 evaluate --config {RECIPE}
 2 evaluate --check --config task.yaml
 2 evaluate --check --config arm.yaml
 2 evaluate --suite maxi
+2 evaluate --suite mini --out key.yaml/x
 2 evaluate --data nope.json --adapter nope
 2 evaluate --tasks recal --backbone checkpoints/tiny-llama
 2 compare nope
 2 generate --adapter nope --prompt x
 2 generate --backbone checkpoints/tiny-llama --prompt x --eviction snapkw --eviction-keep 0.5
+2 generate --backbone checkpoints/tiny-llama --prompt x --eviction snapkv --eviction-keep 42
+2 generate --backbone checkpoints/tiny-llama --prompt x --kv-dtype int3
 2 generate --backbone checkpoints/tiny-llava --prompt x --image nope.png
 2 serve
 2 serve --backbone nope --queue 0
@@ -134,10 +140,11 @@ def test_what_needs_no_tensors_loads_no_torch(tmp_path):
         "arm.yaml": "{out: x, arms: [{backbone: checkpoints/tiny-llama, evictoin: x}], tasks: [recall]}",
         "captions/a.csv": "file,caption\na.png,a dog\n",
         "line/a.txt": "one line",
+        "results/a/b/manifest.json": "{}",
         "empty/.hidden": "",
     }
     for name, content in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
     rows = [line.split() for line in NEEDS_NO_TENSORS.strip().splitlines()]
     given, command = json.dumps([words for _, *words in rows]), [sys.executable, "-c", PROGRAM]

@@ -25,7 +25,7 @@ FILES = "--adapter {vlm} --prompts p.jsonl --output"
 REFUSED = {
     "": {
         "bugdet": "Did you mean 'budget'?", "--versoin": "Did you mean '--version'?",
-        "budget": "required: --keep-ratio, --num-groups, --kept-groups (see 'subtoken-train budget --help')",
+        "budget": "required: --keep-ratio, --num-groups, --kept-groups; or --eviction-keep, or --kv-dtype (see 'subt",
     },
     "axes": {
         "{llama} new --dtype bfloat61": "bfloat16", "{llama} new --samples 0": "--samples is 0",
@@ -57,6 +57,7 @@ REFUSED = {
         f"{SIZED} --tokens 576 --num-groups 24": "choose a divisor such as 4, 8, 16, 32",
         f"{SIZED} --tokens 0": "--tokens 0 must be at least 1", f"{BUDGET} --tokens 576": "--tokens needs --model",
         f"{BUDGET} --tokens 576 --model llava-7b": "unknown model 'llava-7b'. Did you mean 'llava-1.5-7b'?",
+        "--kv-dtype int8": "needs --model and --tokens", f"{BUDGET} --kv-dtype int8": "counted of whole values here",
         f"{BUDGET} --modle=llava-1.5-7b": "Did you mean '--model'?",
         "--keep-ration .25": "Did you mean '--keep-ratio'?",
     },
@@ -130,7 +131,7 @@ REFUSED = {
         "--config table1_llava7b --price 2": "--price needs --check, which predicts the GPU hours",
     },
     "fit": {
-        "--trainer.max_steps 3": "no recipe is given; pass one with --config",
+        "": "fit needs --config RECIPE: see 'subtoke", "--trainer.max_steps 3": "no recipe is given; pass one with --c",
         f"{TINY} --max_steps=3": "unknown option '--max_steps'. Did you mean '--trainer.max_steps'?",
         f"{TINY} --zzz 3": "unknown option '--zzz'. 'subtoken-train fit --help' lists the keys",
         f"{TINY} --model.optimizer.router_learning_rate abc": "model.optimizer.router_learning_rate is 'abc'; it must",
@@ -169,6 +170,7 @@ REFUSED = {
         "--backbone {llama}x --prompt hi": "tiny-llamax' does not exist; did you mean /",
         "--backbone checkpoints/tiny-lama --prompt hi": "does not exist; did you mean checkpoints/tiny-llama?",
         "--adapter {vlm}": "give --prompt TEXT, or --prompts FILE.jsonl with --output FILE.jsonl",
+        "{llama} --prompt hi": "tiny-llama; a model follows --backbone or --adapter",
     },
     "preview": {
         f"{TINY} --count 0": "--count 0 must be at least 1", f"{TINY} --count": "argument --count: expected one arg",
