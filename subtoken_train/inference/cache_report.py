@@ -24,7 +24,7 @@ from subtoken_train.functional.gather import each_tensor, last_marked, take_rows
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import Prefill, who_drops
 from subtoken_train.kernels.formats import MODEL
-from subtoken_train.ledger.kv_budget import KVShape, mean_deviation, share_words
+from subtoken_train.ledger.kv_budget import KVShape, mean_deviation
 from subtoken_train.ledger.ledger import Ledger
 from subtoken_train.ledger.measure import emptied_regions, emptied_words, measured_ledger
 from subtoken_train.settings import KVDtype
@@ -50,7 +50,7 @@ class CacheReport:
         unread_bytes: of ``payload_bytes``, what one new token does not read: 0 unless pages are chosen in every step.
         shares: under a threshold the retained share of each prompt's compressed region; empty elsewhere.
         kept_entries: share of the region's entries, over layers and heads, that an eviction left; None: no eviction.
-        kv_dtype: of the stored prompt.
+        kv_dtype: of the stored prompt; dtype: of the model, and so of what is not rounded.
         way: how an answer was decoded on a GPU, in words: captured in a graph, or step by step, and why.
     """
 
@@ -69,6 +69,7 @@ class CacheReport:
     shares: list[float] = field(default_factory=list)
     kept_entries: float | None = None
     kv_dtype: KVDtype = "model"
+    dtype: str = "bfloat16"
     way: str = ""
 
     @property
@@ -91,33 +92,31 @@ class CacheReport:
         return "\n".join(lines)
 
     def __str__(self) -> str:
-        """One line; the slack, which does not grow with the prompt, is named apart."""
+        """One line, whose share is of bfloat16, as in tables; slack, which does not grow with the prompt, is apart."""
         held, evicted, kernels = self.total_bytes - self.slack_bytes, self.statistics_bytes, self.kernel_bytes
         online = f"; {self.evictions:,} evictions while decoding, statistics {evicted:,} bytes" if evicted else ""
         scratch = f", kernels' tables and scratch {kernels:,} bytes" if kernels else ""
-        took = share_words(held / self.dense_bytes, 1)
-        took += "" if self.kv_dtype == "model" else f", in {self.kv_dtype}"
-        took += f"; a decoding step reads {held - self.unread_bytes:,} of them" if self.unread_bytes else ""
+        share = held * getattr(torch, self.dtype).itemsize / (2 * self.dense_bytes)
+        took = f"{self.dtype if self.kv_dtype == 'model' else self.kv_dtype}, {share:.1%} of the full cache in bfloat16"
+        took += f" (a decoding step reads {held - self.unread_bytes:,} bytes)" if self.unread_bytes else ""
         return (
-            f"KV {held:,} of {self.dense_bytes:,} bytes ({took}); {self._region_words()}; "
-            f"index {self.index_bytes:,}, slack {self.slack_bytes:,} bytes{scratch}{online}"
-            f"{self.way and f'; decoded {self.way}'}"
+            f"KV {held:,} bytes in {took}; {self._region_words()}; index {self.index_bytes:,}, "
+            f"slack {self.slack_bytes:,} bytes{scratch}{online}{self.way and f'; decoded {self.way}'}"
         )
 
     def _region_words(self) -> str:
         if _compressed_region(self.ledger) is None:
             return "no visual token and no context to compress"
-        evicts, found = self.kept_entries is not None, []
-        found += [f"{self.kept_entries:.1%} of its entries"] if evicts else []
+        evicts, note = self.kept_entries is not None, ""
+        kept = [f"{self.kept_entries:.1%} of its entries"] if evicts else []
+        if self.nominal_fraction < 1 or not evicts:
+            kept.append(f"{self.realised_fraction:.1%} of its keys and values")
+            note = f" (nominal {self.nominal_fraction:.1%}{' before the eviction' * evicts})"
         if self.shares:
             mean, deviation = mean_deviation(self.shares)
-            each = f"; {mean:.4%} ± {deviation:.4%} of each of {len(self.shares):,} prompts"
-            found.append(f"measured: a threshold promises none{each if len(self.shares) > 1 else ''}")
-        elif not evicts:
-            found.append(f"nominal {self.nominal_fraction:.4%}")
-        elif self.nominal_fraction < 1:
-            found.append(f"before the eviction nominal {self.nominal_fraction:.4%}")
-        return f"compressed region {self.realised_fraction:.4%} of its KV ({'; '.join(found)})"
+            each = f"; {mean:.1%} ± {deviation:.1%} of each of {len(self.shares):,} prompts"
+            note = f" (measured: a threshold promises none{each if len(self.shares) > 1 else ''})"
+        return f"compressed region: {', '.join(kept)} kept{note}"
 
 
 def report(
@@ -128,10 +127,8 @@ def report(
     assert cache.origin_B is not None
     origin_B = cache.origin_B.to(prompts.regions_BN.device)
     held_P = torch.unique(origin_B)
-    regions_PN = prompts.regions_BN[held_P]
-    shape = backbone.family.shape
-    own = each_tensor(plan, itemgetter(held_P))
-    tokens_B = (prompts.regions_BN[origin_B] != Region.PADDING).sum(-1)
+    regions_PN, shape = prompts.regions_BN[held_P], backbone.family.shape
+    own, tokens_B = each_tensor(plan, itemgetter(held_P)), (prompts.regions_BN[origin_B] != Region.PADDING).sum(-1)
     generated = cache.get_seq_length() - cache.prompt_length
     in_region_PN, heads = in_compressed_region(regions_PN), shape.num_kv_heads
     samples, whole = in_region_PN.sum(-1).tolist(), int(in_region_PN.sum()) * heads * len(plan.layers)
@@ -145,6 +142,7 @@ def report(
         shares=[] if compression.threshold is None else _shares(own, regions_PN, shape),
         kept_entries=None if compression.eviction is None else (kept / whole if whole else 1.0),
         kv_dtype=compression.kv_dtype,
+        dtype=str(backbone.family.model.dtype).removeprefix("torch."),
         way=cache.way,
         **held_bytes(cache),
     )
@@ -242,8 +240,7 @@ def held_rows(windows: Sequence[int | None], regions_BN: Tensor) -> list[Tensor]
 def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache: PackedCache) -> list[Outcome]:
     """Return the prompts of a cache right after they were put in, unanswered."""
     shape, plan, regions_BM = backbone.family.shape, opened.plan, opened.regions_BM
-    in_region_BM = in_compressed_region(regions_BM)
-    held_LBM = held_rows(backbone.family.windows, regions_BM)
+    in_region_BM, held_LBM = in_compressed_region(regions_BM), held_rows(backbone.family.windows, regions_BM)
     region_B = sum((in_region_BM & held_BM).sum(-1) for held_BM in held_LBM).tolist()  # type: ignore[union-attr]
     dense_B = sum(held_BM.sum(-1) for held_BM in held_LBM).tolist()  # type: ignore[union-attr]
     tokens_B = (prompts.regions_BN != Region.PADDING).sum(-1)
@@ -255,8 +252,7 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache
     key_channels_B = (slices_LB * width - cut_LB * thinner_L1).sum(0).tolist()
     whole_bytes_LB = [_whole_bytes(layer, own, in_region_BM, plan.layout) for layer, own in layers]
     entries_B, whole_B = entries_LB.sum(0).tolist(), whole_LB.sum(0).tolist()
-    filled = sum(each.filled for each in plan.layers)
-    emptied = emptied_regions(plan, regions_BM, held_LBM)
+    filled, emptied = sum(each.filled for each in plan.layers), emptied_regions(plan, regions_BM, held_LBM)
 
     def outcome(b: int, shares: tuple[Share, ...]) -> Outcome:
         channels = sum(share.routed_channels for share in shares) + whole_B[b] * width + filled * shape.value_dim
@@ -285,8 +281,7 @@ def account(backbone: CompressedBackbone, prompts: Batch, opened: Prefill, cache
 
 def _region_counts(plan: LayerPlan, in_region_BM: Tensor, kv_heads: int) -> Tensor:
     """Return per sample the region's entries in a layer and, of their heads, all, whole and cut slices, [4, B]."""
-    valid_BN = plan.entries_BN >= 0
-    region_BN = take_rows(in_region_BM, plan.entries_BN.clamp(min=0)) & valid_BN
+    region_BN = take_rows(in_region_BM, plan.entries_BN.clamp(min=0)) & (plan.entries_BN >= 0)
     heads_BN = torch.full_like(plan.entries_BN, kv_heads) if plan.heads_BNh is None else plan.heads_BNh.sum(-1)
     whole_BN = region_BN if plan.group_mask_BNS is None else region_BN & plan.group_mask_BNS.all(-1)
     cut_BN = torch.zeros_like(region_BN) if plan.cut_keys is None else region_BN & plan.cut_keys.entries_BN
@@ -298,8 +293,7 @@ def _whole_bytes(layer: PackedLayer, plan: LayerPlan, in_region_BM: Tensor, layo
     """Return the bytes of each sample's entries of the region that a layer stores with a whole value."""
     batch, heads, _, width = layer.keys.shape
     rounded = (payload.format for block in layer.blocks for payload in block.payloads if payload.format.rounds)
-    region_BN = take_rows(in_region_BM, plan.entries_BN.clamp(min=0))
-    total = [0] * batch
+    region_BN, total = take_rows(in_region_BM, plan.entries_BN.clamp(min=0)), [0] * batch
     for kind in plan_marks(plan, heads, width, layout, next(rounded, MODEL)).kinds:
         if kind.routed:
             continue

@@ -15,8 +15,9 @@ from tests.support.helpers import write_text_adapter
 from tests.support.tape import on_tape
 
 LINE = re.compile(
-    r"(\d+) tokens after (\d+) \| KV [\d,]+ of [\d,]+ bytes \([\d.]+%(?:, in int8)?\); compressed region ([\d.]+)% of "
-    r"its KV \((?:[\d.]+% of its entries; before the eviction )?nominal ([\d.]+)%\); index [\d,]+, slack [\d,]+ bytes"
+    r"(\d+) tokens after (\d+) \| KV [\d,]+ bytes in \w+, [\d.]+% of the full cache in bfloat16; compressed region: (?:"
+    r"[\d.]+% of its entries, )?([\d.]+)% of its keys and values kept \(nominal ([\d.]+)%(?: before the eviction)?\); "
+    r"index [\d,]+, slack [\d,]+ bytes"
     r"(?: \| (.+))? \| prefill [\d.]+ s, decode [\d.]+ s"
 )
 TEXT = "the bee and the spider met in the garden. " * 12
@@ -40,19 +41,18 @@ def test_sampling_and_eviction(vlm_adapter, picture, capsys, dummy_evictions):
     assert lines(capsys, *common, "--temperature", "1e-40")[0] == lines(capsys, *common)[0]  # greedy
     evicted = ["--eviction", "first_visual", "--eviction-keep", "0.5", "--eviction-option", "window=2"]
     line = lines(capsys, *common, *evicted, "--kv-dtype", "int8", "--device", "cpu")[-1]
-    assert "%, in int8); compressed region 7.8125% of its KV (12.5% of its entries; before the eviction nominal" in line
-    assert LINE.fullmatch(line).group(3, 4, 5) == ("7.8125", "15.6250", "first_visual 0.5 int8")
+    assert "compressed region: 12.5% of its entries, 7.8% of its keys and values kept (nominal 15.6%" in line
+    assert LINE.fullmatch(line).group(3, 4, 5) == ("7.8", "15.6", "first_visual 0.5 int8")
     reducer = ["--reducer", "fastv", "--keep-ratio", 0.25, "--eviction", "first", "--eviction-keep", "9tokens"]
     out = lines(capsys, "--backbone", vlm_adapter.parent / "backbone", "--image", picture, "--prompt", "hi", *reducer)
-    assert LINE.fullmatch(out[-1]).group(4, 5) == ("25.0000", "first 9 tokens")
+    assert LINE.fullmatch(out[-1]).group(4, 5) == ("25.0", "first 9 tokens")
 
 
 def test_long_prompts_come_from_stdin(text_adapter, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(TEXT + "\n"))
     found = LINE.fullmatch(lines(capsys, "--adapter", text_adapter, "--prompt", "-", "--context-length", 64)[-1])
-    assert (found[3], found[4]) == ("31.2500", "31.2500")
-    tokenizer = SubTokenModel.from_pretrained(text_adapter).tokenizer
-    assert int(found[2]) == len(tokenizer(TEXT)["input_ids"])
+    assert (found[3], found[4]) == ("31.2", "31.2")
+    assert int(found[2]) == len(SubTokenModel.from_pretrained(text_adapter).tokenizer(TEXT)["input_ids"])
     line = lines(capsys, "--adapter", text_adapter, "--prompt", "a bee")[-1]  # a short text is answered whole
     assert "; no visual token and no context to compress; index 0" in line
     monkeypatch.setattr("subtoken_train.cli.generate.LONG", 100)
@@ -189,8 +189,7 @@ def test_a_run_goes_on_where_it_stopped(vlm_adapter, asked, tmp_path, capsys, mo
     assert code == 130
     assert "the answers so far are in" in err
     (first,) = answers(output)
-    records = tmp_path / "out.jsonl.records"
-    (samples,) = records.glob("samples-*.jsonl")
+    (samples,) = (tmp_path / "out.jsonl.records").glob("samples-*.jsonl")
     with samples.open("ab") as file:
         file.write(b'{"id":"torn')  # as a kill leaves it
     assert call(capsys, vlm_adapter, asked, output)[0] == 0
@@ -251,8 +250,7 @@ def test_a_chat_template_gets_its_variables(tmp_path, capsys):
     wanted = model.chat("the bee", max_new_tokens=5, do_sample=False, chat_template_kwargs={"style": "the"})
     (row,) = answers(tmp_path / "out.jsonl")
     assert row["answer"] == wanted
-    said = stopped(capsys, adapter, prompts, tmp_path / "out.jsonl")
-    assert "was begun with other prompts or settings" in said
+    assert "was begun with other prompts or settings" in stopped(capsys, adapter, prompts, tmp_path / "out.jsonl")
     alone = ["generate", "--adapter", adapter, "--prompt", "the bee", *given, "--max-new-tokens", 5]
     assert printed(capsys, *alone).strip().startswith(wanted)
 

@@ -88,12 +88,13 @@ def test_an_eviction_is_told_by_the_entries_that_stay(routing, kv_dtype):
                     kept += int(layer.heads_BNh[sample, place].sum())
     assert told.kept_entries == kept / (100 * HEADS * 2)
     assert 0.4 < told.kept_entries < 0.6
-    promised = "" if routing is None else "; before the eviction nominal 62.5000%"
-    assert f"({told.kept_entries:.1%} of its entries{promised})" in str(told)
-    assert ("%, in int8)" in str(told)) == (kv_dtype == "int8")
+    values = f", {told.realised_fraction:.1%} of its keys and values kept (nominal 62.5% before the eviction)"
+    assert f"region: {told.kept_entries:.1%} of its entries{values if routing else ' kept'}; index" in str(told)
+    held, name = told.total_bytes - told.slack_bytes, {"model": "float32"}.get(kv_dtype, kv_dtype)
+    assert f"KV {held:,} bytes in {name}, {2 * held / told.dense_bytes:.1%} of the full cache in bfloat16" in str(told)
     whole = report(backbone, batch, plan, cache)
     assert whole.kept_entries is None
-    assert f"(nominal {whole.nominal_fraction:.4%})" in str(whole)
+    assert f"values kept (nominal {whole.nominal_fraction:.1%}); index" in str(whole)
 
 
 ROUTINGS = {

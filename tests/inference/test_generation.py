@@ -195,8 +195,7 @@ def test_token_types_that_say_nothing_are_dropped_and_a_window_empties_no_region
     model = model_of()
     inputs, greedy = inputs_of(model, "one"), {"max_new_tokens": 3, "do_sample": False}
     nothing = torch.zeros_like(inputs["input_ids"])
-    got = model.generate(**inputs, token_type_ids=nothing, **greedy)
-    assert torch.equal(got, model.generate(**inputs, **greedy))
+    assert torch.equal(model.generate(**inputs, token_type_ids=nothing, **greedy), model.generate(**inputs, **greedy))
     nothing[0, -1] = 1
     with pytest.raises(ValueError, match="token_type_ids does not go with a compressed cache"):
         model.generate(**inputs, token_type_ids=nothing, **greedy)

@@ -55,12 +55,11 @@ def test_an_adapter_reports_its_budget(vlm):
     report = vlm.cache_report()
     assert report.nominal_fraction == report.realised_fraction == 0.25 * (1 + 1 / 4) / 2
     assert report.payload_bytes == report.ledger.bytes_of(with_index=False)
-    prompt = vlm.last.batch.input_ids_BN.shape[1]
-    assert report.dense_bytes == (prompt + 4) * vlm.backbone.family.shape.token_bytes
+    assert report.dense_bytes == (vlm.last.batch.input_ids_BN.shape[1] + 4) * vlm.backbone.family.shape.token_bytes
     assert report.tail_bytes == 4 * vlm.backbone.family.shape.token_bytes
     assert report.slack_bytes == 0  # room is made for just these
     held = report.total_bytes - report.slack_bytes
-    assert f"KV {held:,} of {report.dense_bytes:,} bytes" in str(report)
+    assert f"KV {held:,} bytes in float32, {2 * held / report.dense_bytes:.1%} of the full cache in bf" in str(report)
     assert len(report.table().splitlines()) == 2 + 3 * 3
     assert vlm.last.prefill_seconds > 0 < vlm.last.decode_seconds
 
@@ -103,8 +102,7 @@ def test_chat_is_the_decoded_answer(vlm):
     assert answer == vlm.tokenizer.decode(tokens(vlm)[0], skip_special_tokens=True).strip()
     assert answer == vlm.chat(f"<image>\n{QUESTION}", PICTURE, **how)  # which is given as it is
     assert torch.equal(tokens(vlm, [PICTURE.convert("RGBA")]), tokens(vlm))
-    turns = [Turn(f"<image>\n{QUESTION}", "no"), Turn(QUESTION)]
-    assert isinstance(vlm.chat(turns, [PICTURE], max_new_tokens=2), str)
+    assert isinstance(vlm.chat([Turn(f"<image>\n{QUESTION}", "no"), Turn(QUESTION)], [PICTURE], max_new_tokens=2), str)
     tokens(vlm, num_beams=3)  # which store their prompt as a dense cache would
     report = vlm.cache_report()
     assert report.payload_bytes == 3 * report.ledger.bytes_of(with_index=False)

@@ -326,7 +326,7 @@ def test_the_report_tells_what_is_stored_and_what_is_read():
     assert report.unread_bytes == 2 * entry * 4 * (pages - 14 - 16)
     assert report.index_bytes == 2 * (pages * entry + pages)
     held = report.total_bytes - report.slack_bytes
-    assert f"; a decoding step reads {held - report.unread_bytes:,} of them" in str(report)
+    assert f" (a decoding step reads {held - report.unread_bytes:,} bytes); " in str(report)
 
 
 @pytest.mark.parametrize(

@@ -60,8 +60,7 @@ def test_pairs_are_encoded_together(prompt):
 def test_a_token_across_the_boundary_asks(characters):
     family = small()
     got = encode_text(family, TEXT, context_characters=characters)
-    offsets = family.tokenizer(TEXT, return_offsets_mapping=True)["offset_mapping"]
-    inside = [end <= characters for _, end in offsets]
+    inside = [end <= characters for _, end in family.tokenizer(TEXT, return_offsets_mapping=True)["offset_mapping"]]
     assert inside == sorted(inside, reverse=True)
     assert got.context_length == (sum(inside) if characters else 0)
     decoded = family.tokenizer.decode(got.input_ids[: got.context_length], skip_special_tokens=True)
@@ -220,8 +219,7 @@ def test_llava_regions(tiny_family, pad_left):
     assert torch.equal(batch.regions_BN, regions)
     assert batch.images_per_sample_B.tolist() == [1, 2, 0]
     assert batch.rank_position_B[2] == -1
-    last = [int((row != Region.PADDING).nonzero().max()) for row in regions]
-    assert batch.rank_position_B[:2].tolist() == last[:2]
+    assert batch.rank_position_B[:2].tolist() == [int((row != Region.PADDING).nonzero().max()) for row in regions][:2]
     assert (batch.labels_BN == -100).all()
 
 

@@ -102,8 +102,7 @@ def picture():
 
 
 def asked(words):
-    content = [{"type": "image", "image": picture()}, {"type": "text", "text": words}]
-    return [{"role": "user", "content": content}]
+    return [{"role": "user", "content": [{"type": "image", "image": picture()}, {"type": "text", "text": words}]}]
 
 
 def said(found):
