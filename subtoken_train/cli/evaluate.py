@@ -6,7 +6,8 @@ import argparse
 import hashlib
 import os
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from subtoken_train.cli.command_line import (
     add_settings,
     arm_options,
     check_counts,
+    check_output,
     check_unused,
     flag_name,
     flagged_arm,
@@ -24,6 +26,7 @@ from subtoken_train.cli.terminal import counter, quiet_libraries
 from subtoken_train.errors import check_word, plain, refuse, shell_words
 from subtoken_train.outputs import check_place
 from subtoken_train.settings import FLAGGED
+from subtoken_train.version import __version__
 
 if TYPE_CHECKING:
     from subtoken_train.datasets.records import InstructionRecords
@@ -59,7 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-new-tokens", type=int, help="--data: cap on an answer (default: 64)")
     add("--max-length", type=int, help="prompt tokens (default: 2048; grids: what the model allows)")
     add("--limit", type=int, help="only the first N questions (of each task)")
-    add("--out", metavar="PATH", help="--data: write the records as one JSON file; others: their folder (results/NAME)")
+    add(
+        "--out", metavar="PATH", help="--data: a JSON file; others: a folder (results/NAME); a second call continues it"
+    )
     add("--data-root", metavar="DIR", help="one folder per task (default: data/benchmarks)")
     add_settings(parser, "protocol")
     add("--anchors", metavar="auto|none", help="matched token-only anchors (default: auto)")
@@ -97,10 +102,13 @@ def _run_file(args: argparse.Namespace) -> int:
     from subtoken_train.evaluation.runner.data_file import column_of, write_runs, written_run
 
     records, asked = InstructionRecords(args.data, args.image_folder), Path(args.data).read_bytes()
+    held = [Path(f"{args.out}.part{number}") if args.out else None for number in range(len(arms))]
     try:
-        runs = [_answer(arm, records, asked, args) for arm in arms]
+        runs = [_answer(arm, records, asked, args, part) for arm, part in zip(arms, held, strict=True)]
     except KeyboardInterrupt:
-        _say("\nnothing was written; the same command starts again from the first question")
+        lost = "nothing was written; the same command starts again from the first question, with --out FILE from there"
+        kept = f"the answers so far are beside {args.out}; run the same command to continue from there"
+        _say(f"\n{kept if args.out else lost}")
         raise
     print("in %, 95 % interval; KV nominal before eviction; KV bytes of the dense cache; log_likelihood: nats a token")
     print(*map(plain, aligned_columns(score_rows([column_of(run) for run in runs]))), sep="\n")
@@ -108,25 +116,32 @@ def _run_file(args: argparse.Namespace) -> int:
         print(f"{run['arm']}: {adapter or args.backbone}")
     if args.out:
         write_runs([written_run(run, data=Path(args.data).name) for run in runs], Path(args.out))
+        for part in filter(None, held):
+            part.unlink()
         print(f"records written to {args.out}")
     for other in runs[1:]:
         print(_difference(runs[0], other))
     return 0
 
 
-def _answer(arm: ArmSpec, records: InstructionRecords, asked: bytes, args: argparse.Namespace) -> Run:
+def _answer(arm: ArmSpec, records: InstructionRecords, data: bytes, args: argparse.Namespace, part: Path | None) -> Run:
+    from subtoken_train.artifact.folder import model_identity
     from subtoken_train.datasets.unknown_tokens import say_unknown
     from subtoken_train.evaluation.runner.arms import adapter_name
-    from subtoken_train.evaluation.runner.data_file import answer_records
+    from subtoken_train.evaluation.runner.data_file import answer_records, go_on
+    from subtoken_train.inference.compression import method_record, settings_record
 
-    model = arm.load()
-    name = Path(str(arm.backbone)).name if arm.adapter is None else adapter_name(arm.adapter)
+    model, name = arm.load(), Path(str(arm.backbone)).name if arm.adapter is None else adapter_name(arm.adapter)
     if line := say_unknown(model.tokenizer, records.some_texts(args.limit), f"{name}: {args.data}"):
         _say(line)
-    how: dict[str, Any] = {"limit": args.limit, "progress": counter("questions"), "compression": model.compression}
+    how: dict[str, Any] = {"limit": args.limit, "max_new_tokens": args.max_new_tokens or 64}
     how |= {"max_length": args.max_length or 2048, "batch_size": args.batch_size or 64}
-    run = answer_records(model.backbone, records, max_new_tokens=args.max_new_tokens or 64, **how)
-    return {"arm": name, **run, "data_sha256": hashlib.sha256(asked).hexdigest()}
+    digest, reducer = hashlib.sha256(data).hexdigest(), method_record(model.backbone.reducer)
+    kind = {"data": digest, "images": args.image_folder, "reducer": reducer, "dtype": str(model.dtype), **how}
+    kind |= {"version": __version__, "compression": settings_record(model.compression)}
+    held = part and partial(go_on, part, kind | {"model": asdict(model_identity(model.backbone))})
+    how |= {"progress": counter("questions"), "compression": model.compression, "held": held}
+    return {"arm": name, **answer_records(model.backbone, records, **how), "data_sha256": digest}
 
 
 def _difference(first: Run, other: Run) -> str:
@@ -148,6 +163,7 @@ def _run_grids(args: argparse.Namespace) -> int:
 
     if args.suite is not None:
         check_word("suite", args.suite, SUITES)
+    check_output(None if args.check else args.out)
     grids = [] if args.suite else _grids(args)  # a mistake in one is said before torch is loaded
     quiet_libraries()
     if args.check:
@@ -199,8 +215,7 @@ def _grids(args: argparse.Namespace) -> list[Grid]:
         return suite(args.suite, out or Path("results") / args.suite, **shared)
     settings = {key: value for key, value in shared.items() if value is not None}
     tasks = tuple(TaskSpec(name.strip()) for name in args.tasks.split(","))
-    named = {"adapter": args.adapter} if args.adapter else {}
-    arms = tuple(expand_arms({**named, **arm_options(args)}, "flag"))
+    arms = tuple(expand_arms({**({"adapter": args.adapter} if args.adapter else {}), **arm_options(args)}, "flag"))
     grid = Grid(arms=arms, tasks=tasks, out=out or Path("results"), **settings)
     if out is not None:
         return [grid]

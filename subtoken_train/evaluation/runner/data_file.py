@@ -4,8 +4,9 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from subtoken_train.artifact.card import CardColumn, Evaluation, Score
 from subtoken_train.datasets.collate import answer_tokens
 from subtoken_train.datasets.records import InstructionRecords, Record
 from subtoken_train.datasets.scenes import DESCRIPTION_KINDS
-from subtoken_train.documents import read_json
+from subtoken_train.documents import parse_json, read_json
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning, at_place, check_word, refuse
 from subtoken_train.evaluation.intervals import bootstrap_interval
@@ -24,13 +25,13 @@ from subtoken_train.evaluation.tasks.embedded_tasks import SceneScore, instructi
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.families.literal_marks import escaped
 from subtoken_train.inference.batched import in_batches
-from subtoken_train.inference.cache_report import TokenScore
+from subtoken_train.inference.cache_report import Outcome, TokenScore
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import who_drops
 from subtoken_train.ledger.kv_budget import mean_deviation, share_words
 from subtoken_train.ledger.measure import emptied_words
-from subtoken_train.outputs import write_whole
-from subtoken_train.typed import checked, chosen, shown
+from subtoken_train.outputs import append_whole, write_whole
+from subtoken_train.typed import checked, chosen, shown, typed
 from subtoken_train.types import Batch, Turn
 
 Run = dict[str, Any]
@@ -50,6 +51,23 @@ RUN: dict[str, Any] = {
     "predictions": list[Any] | None,
 }  # fmt: skip
 """Keys that are read of a run, and their types."""
+Answers = Iterator[list[tuple[SampleRecord, Outcome]]]
+Asking = Callable[[Sequence[Sequence[Sample]]], Answers]
+
+
+def go_on(path: Path, kind: dict[str, Any], batches: Sequence[Sequence[Sample]], ask: Asking) -> Answers:
+    """Yield answers that a file holds, a batch a line below ``kind``, then those that it lacks, each kept at once."""
+    text, place = path.read_text("utf-8") if path.is_file() else "", str(path)
+    lines = text[: text.rfind("\n") + 1].splitlines() or [json.dumps(kind)]  # without a line that was cut off
+    first, *held = [parse_json(line, place) for line in lines]
+    other = f"{place} was begun with other questions or settings; remove it, or name another --out"
+    refuse((first != kind, other))
+    write_whole(path, "".join(f"{line}\n" for line in lines))
+    for found in held:
+        yield [(typed(SampleRecord, record, place), typed(Outcome, outcome, place)) for record, outcome in found]
+    for pairs in ask(batches[len(held) :]):
+        append_whole(path, json.dumps([list(map(asdict, pair)) for pair in pairs]) + "\n")
+        yield pairs
 
 
 def answer_records(
@@ -62,6 +80,7 @@ def answer_records(
     limit: int | None = None,
     progress: Progress | None = None,
     compression: Compression | None = None,
+    held: Callable[[Sequence[Sequence[Sample]], Asking], Answers] | None = None,
 ) -> Run:
     """Answer the last turn of every record, and score it and its reference answer's tokens."""
     samples = instruction_samples(records, limit, max_new_tokens)
@@ -76,7 +95,7 @@ def answer_records(
         return answer_tokens(Record(sample.id, [], turns), backbone.family)
 
     cell = Cell(samples, SceneScore(), inputs, compression or Compression(), reference=reference)
-    return answer_samples(backbone, cell, batches, progress)
+    return answer_samples(backbone, cell, batches, progress, held=held)
 
 
 def answer_samples(
@@ -85,6 +104,7 @@ def answer_samples(
     batches: Sequence[Sequence[int]],
     progress: Progress | None = None,
     tokens: int | None = None,
+    held: Callable[[Sequence[Sequence[Sample]], Asking], Answers] | None = None,
 ) -> Run:
     """Answer samples without choices greedily, those together whose places are a batch; each is in one batch.
 
@@ -98,8 +118,9 @@ def answer_samples(
     found: dict[int, SampleRecord] = {}
     figures: dict[int, dict[str, float]] = {}
     kept = before = 0.0
-    asked = ([samples[place] for place in places] for places in batches)
-    made = answered(cell if compression.every is None else replace(cell, reference=None), backbone, asked)
+    asked = [[samples[place] for place in places] for places in batches]
+    ask = partial(answered, cell if compression.every is None else replace(cell, reference=None), backbone)
+    made = ask(asked) if held is None else held(asked, ask)
     for places, pairs in zip(batches, made, strict=True):
         for place, (record, outcome) in zip(places, pairs, strict=True):
             kept += (outcome.keys_after + outcome.values_after) / 2

@@ -18,6 +18,7 @@ from subtoken_train.evictions import build_eviction
 from subtoken_train.evictions.thresholds import Threshold
 from subtoken_train.inference.compression import Compression
 from subtoken_train.routing import RoutingConfig
+from tests.support.commands import refused
 from tests.support.helpers import compress
 from tests.support.refusals import refuses
 from tests.support.sampling import sampled
@@ -128,11 +129,24 @@ def test_evaluate_compares_two_adapters_question_by_question(vlm_adapter, questi
     assert read_scores(out, record["arm"]).own.scores[-1].metric == "digit_f1"
 
 
-def test_a_run_that_is_interrupted_says_what_is_lost(vlm_adapter, questions, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("subtoken_train.cli.evaluate._answer", Mock(side_effect=KeyboardInterrupt))
-    command = "evaluate", "--adapter", vlm_adapter, "--data", questions, "--out", tmp_path / "out.json"
-    assert main([*map(str, command)]) == 130
-    assert "nothing was written; the same command starts again from the first question" in capsys.readouterr().err
+def test_a_run_that_is_interrupted_goes_on_where_it_was(vlm_adapter, questions, tmp_path, capsys, monkeypatch):
+    out, part, words = tmp_path / "o.json", tmp_path / "o.json.part0", ["--adapter", vlm_adapter, "--data", questions]
+    words += ["--batch-size", 5]
+    whole, stopped = evaluated(capsys, tmp_path / "whole.json", *words)[1], ["evaluate", *words, "--max-new-tokens", 2]
+    with monkeypatch.context() as context:
+        for kept, said in ((["--out", out], "the answers so far are beside"), ([], "nothing was written; the same")):
+            twice = Mock(side_effect=[None, KeyboardInterrupt])
+            context.setattr("subtoken_train.cli.evaluate.counter", lambda what, twice=twice: twice)
+            assert main([*map(str, [*stopped, *kept])]) == 130
+            assert said in capsys.readouterr().err
+    part.write_text(part.read_text() + "[[{")  # a batch that was cut off
+    assert "was begun with other questions" in refused(capsys, *stopped, "--out", out, "--limit", 7)
+    asked = Mock(wraps=data_file.model_inputs)
+    monkeypatch.setattr(data_file, "model_inputs", asked)
+    found = evaluated(capsys, out, *words)[1]
+    assert asked.call_count == 3  # of five batches
+    assert {**found, "seconds": 0} == {**whole, "seconds": 0}
+    assert not part.exists()
 
 
 def test_what_is_stored_in_full_and_read_in_part_says_so(vlm_adapter, questions, tmp_path, capsys):
@@ -159,8 +173,7 @@ def scores(tmp_path, *changes, arm="mine"):
 
 def test_scores_by_kind_and_measures_on_a_card(tmp_path):
     measures = {"log_likelihood": [-0.5, -1.5, -0.25, -0.75], "digit_f1": [None, 0.25, None, None]}
-    older = {"arm": "older"}  # a record from before there were measures
-    evaluation = scores(tmp_path, older, {"measures": measures})
+    evaluation = scores(tmp_path, {"arm": "older"}, {"measures": measures})
     assert (evaluation.data, evaluation.digest) == ("dev.json", "ab")
     assert [arm.name for arm in (evaluation.own, *evaluation.others)] == ["mine", "older"]
     together, color, listed, likelihood, digits = evaluation.own.scores
