@@ -76,8 +76,7 @@ def run(args: argparse.Namespace) -> int:
     texts = [text for split in data.splits for text in said(data, split)]
     chosen = choose_backbone(args.backbone, data.kind == "images", texts)
     content, notes = own_recipe(data, chosen, args.folder, out, name)
-    tokenizer = chat_tokenizer(chosen.path)
-    recipe, anchor = out / f"{name}.yaml", out / f"{name}_anchor.yaml"
+    tokenizer, recipe, anchor = chat_tokenizer(chosen.path), out / f"{name}.yaml", out / f"{name}_anchor.yaml"
     files: dict[str, Any] = dict(data.splits)
     if data.kind == "conversations":
         files[_ASKED] = [_question(row, number, tokenizer) for number, row in enumerate(data.splits["test"])]
@@ -129,7 +128,7 @@ def _said(folder: Path, out: Path, data: "OwnData", chosen: "Chosen") -> list[st
         f"{out}: {counts}, recipe and anchor",
         f"backbone {chosen.path}: {chosen.why}",
         "to use another one: --backbone NAME --overwrite, with a Hub id, a folder, or one of these",
-        borne(data),
+        *borne(data),
         *([_OTHERWISE[data.kind == "images"].format(there=there)] if chosen.is_embedded else []),
         *without_gpu(data.kind == "images"),
     ]

@@ -69,11 +69,11 @@ def _needs(name: str, samples: int) -> tuple[int, str] | None:
     assert plan.memory is not None
     assert plan.flops is not None
     time = on_gpus((plan.flops[1], plan.flops[1]), "", gpus=["H100"]).strip()
-    return plan.memory, f"{name} {plan.memory / 2**30:.1f} ({time})"
+    return plan.memory, f"  {name:<17} {plan.memory / 2**30:5.1f} GiB, {time}"
 
 
-def borne(data: OwnData) -> str:
-    """Return one line: the backbones by the memory of their step, those that this machine has room for first."""
+def borne(data: OwnData) -> list[str]:
+    """Return the backbones that this machine has room for, by the memory of their step, and how many need more."""
     sees, samples = data.kind == "images", len(data.splits["train"])
     if data.kind == "texts":
         samples = sum(map(len, said(data, "train"))) // (4 * _BLOCK["block_length"])
@@ -83,11 +83,10 @@ def borne(data: OwnData) -> str:
         room, where = machine_memory(), "memory, no GPU"
     needs = (_needs(name, samples) for name, (_, of_images) in _templates().items() if of_images == sees)
     known = sorted(filter(None, needs))
-    parts = [f"memory of a step in GiB, of {room / 2**30:.0f} here ({where}), and time on one H100 at most"]
-    for word, fits in (("enough for", True), ("too little for", False)):
-        if those := [text for size, text in known if (size <= room) == fits]:
-            parts.append(f"{word}: {', '.join(those)}")
-    return "; ".join(parts)
+    more = [size for size, _ in known if size > room]
+    head = f"memory of a step, and time on one H100 at most, of those for {room / 2**30:.0f} GiB ({where}):"
+    rest = [f"  larger ones: {len(more)}, from {more[0] / 2**30:.1f} GiB on"] if more else []
+    return [head, *(text for size, text in known if size <= room), *rest]
 
 
 def without_gpu(sees: bool) -> list[str]:

@@ -54,7 +54,7 @@ def unknown_tokens(tokenizer: Any, some: SomeTexts) -> UnknownTokens | None:
 def say_unknown(tokenizer: Any, some: SomeTexts, what: str) -> str | None:
     """Return one line for people, None without an unknown token; warn past 1 %. ``what``: where the texts are from."""
     found = unknown_tokens(tokenizer, some)
-    if found is None:
+    if found is None or not found.share:
         return None
     if found.share <= TOLERATED:
         return f"{what}: {found.words}"

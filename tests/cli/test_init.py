@@ -30,8 +30,7 @@ def test_the_same_picture_under_two_names_stays_in_one_split(tmp_path, capsys):
     (folder / "copy.png").write_bytes((folder / names[3]).read_bytes())
     table(folder, [(name, "list .", "none") for name in [*names, "copy.png"]])
     for seed in range(6):
-        lines = inits(capsys, "mine", "--seed", seed, "--out", f"out{seed}")
-        rows = rows_of(tmp_path / f"out{seed}")
+        lines, rows = inits(capsys, "mine", "--seed", seed, "--out", f"out{seed}"), rows_of(tmp_path / f"out{seed}")
         found = [split for split in SPLITS for row in rows[split] if row["image"] in ("copy.png", names[3])]
         assert found[0] == found[1]
     assert "1 are copies of others" in lines[1]
@@ -90,8 +89,7 @@ def test_objects_with_numbers_and_what_goes_with_a_question(tmp_path, capsys, ro
 def test_words_that_the_embedded_model_does_not_know_ask_for_another(tmp_path, capsys):
     folder = tmp_path / "mine"
     table(folder, [(name, "What does the zebra eat?", "Grass") for name in pictures(folder)])
-    lines = inits(capsys, "mine")
-    recipe = yaml.safe_load((tmp_path / "mine_subtoken/mine.yaml").read_text())
+    lines, recipe = inits(capsys, "mine"), yaml.safe_load((tmp_path / "mine_subtoken/mine.yaml").read_text())
     assert recipe["model"]["backbone"]["path"] == "llava-hf/llava-1.5-7b-hf"
     assert recipe["trainer"]["accelerator"] == "gpu"
     assert any("does not know your words ('What', 'does', 'zebra')" in line for line in lines)
@@ -147,8 +145,7 @@ def test_runs_that_are_there_are_trained_anew(tmp_path, capsys):
 
 def test_conversations_become_documents_and_questions(tmp_path, capsys):
     conversations(tmp_path / "mine/chat.jsonl")
-    lines = inits(capsys, "mine")
-    out = tmp_path / "mine_subtoken"
+    lines, out = inits(capsys, "mine"), tmp_path / "mine_subtoken"
     asked = [json.loads(line) for line in (out / "local_text/test.jsonl").read_text().splitlines()]
     held = rows_of(out, "jsonl")["test"]
     assert len(asked) == len(held) == 40
@@ -166,8 +163,7 @@ def test_texts_take_the_laptop_s_model_where_it_is(tmp_path, capsys):
     save_language_model(tmp_path / "checkpoints/smollm2")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/book.txt").write_text("\n\n".join(f"Paragraph {i} says: {'word ' * 60}." for i in range(200)))
-    lines = inits(capsys, "mine")
-    text = (tmp_path / "mine_subtoken/mine.yaml").read_text()
+    lines, text = inits(capsys, "mine"), (tmp_path / "mine_subtoken/mine.yaml").read_text()
     recipe = yaml.safe_load(text)
     assert recipe["model"]["backbone"] == {"path": "checkpoints/smollm2", "dtype": "float32"}
     assert "    # path: checkpoints/qwen05  # a bigger one; get it: subtoken-train data qwen05\n" in text
@@ -188,8 +184,7 @@ def test_texts_are_cut_at_paragraphs(tmp_path, capsys, end):
     (tmp_path / "mine").mkdir()
     paragraphs = ["The first."]
     paragraphs += [f"    Paragraph {number} says:\n{'word ' * 60}." for number in range(120)]
-    book = "\n \n\n".join(paragraphs).replace("\n", end)
-    (tmp_path / "mine/book.txt").write_bytes(book.encode())
+    (tmp_path / "mine/book.txt").write_bytes("\n \n\n".join(paragraphs).replace("\n", end).encode())
     (tmp_path / "mine/README.md").write_text("about it")
     for name in ("a.pdf", "b.html", "c.pdf", ".hidden.pdf"):
         (tmp_path / "mine" / name).write_text("not read")
