@@ -34,6 +34,13 @@ def test_fractions_and_bytes(capsys):
     assert rows["anchor"] == ["90", "45.000", "15.625%"]
 
 
+def test_evictions_and_formats(capsys):
+    rows = figures(capsys, "--eviction-keep", "0.5", "--kv-dtype", "int8", *LLAVA)
+    assert (rows["rho_total"][0], rows["routed"][:3]) == ("0.5", ["288", "144.000", "50.000%"])
+    assert rows["int8"] == ["288", "73.125", "25.391%"]  # of 128 numbers 130 bytes instead of 256
+    assert figures(capsys, *PAPER, "--eviction-keep", "0.5")["rho_total"][0] == "0.078125"
+
+
 KIB = {"llava-1.5-7b": 512, "llava-1.5-13b": 800, "llama-2-7b": 512}
 KIB |= {"qwen2.5-7b": 56, "qwen2.5-vl-3b": 36, "qwen2.5-vl-7b": 56}
 
@@ -58,8 +65,7 @@ def arm(name, **on):
 
 def test_least_on_one_model_and_where_it_loses_most_on_several():
     first = arm("first", a=(0.2, 0.0, 1.0), b=(0.2, 3.0, 1.0))
-    second = arm("second", a=(0.2, 1.0, 0.5), b=(0.21, 1.0, 0.5))
-    alone = arm("alone", b=(0.2, 0.0, 0.0))
+    second, alone = arm("second", a=(0.2, 1.0, 0.5), b=(0.21, 1.0, 0.5)), arm("alone", b=(0.2, 0.0, 0.0))
     same = arm("same", a=(0.1, 1.0, 2.0), b=(0.1, 1.0, 2.0))
     arms = [first, second, alone, same]
     assert least(arms, "a", 0.2, "facts") is first
@@ -75,8 +81,7 @@ def test_least_on_one_model_and_where_it_loses_most_on_several():
 @pytest.mark.parametrize("measured", [*ARMS, *TASK_ARMS], ids=lambda each: each.arm)
 def test_every_spelling_means_what_was_measured(measured):
     assert measured.settings.keys() <= ARM_SETTINGS.keys()
-    written = dict(spellings(measured.settings, "checkpoints/smollm2"))
-    seen = {}
+    written, seen = dict(spellings(measured.settings, "checkpoints/smollm2")), {}
 
     def from_pretrained(path, **settings):
         seen.update(settings, backbone=path)
