@@ -5,6 +5,7 @@ import logging
 import re
 import threading
 import time
+import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.documents import check_file_name, real_path
+from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.positions import position_bound
 from subtoken_train.functional.gather import on_device
 from subtoken_train.inference.answer_stream import AnswerStream
@@ -313,6 +315,10 @@ class Answerer:
         cache, tokens = PackedCache(family.shape.num_layers), call.ids_BN.shape[1]
         filled = prefill(model.backbone, batch, cache, model.compression, between)
         warn_of_emptied(model.backbone, model.compression, batch, filled.plan)
+        drops = model.compression.eviction is not None or model.backbone.active_routing is not None
+        if drops and not model.compression.in_scope(batch.regions_BN).any():
+            words = "nothing was compressed: no visual token and no context, only a question; send more text"
+            warnings.warn(words, SubTokenWarning, stacklevel=2)
         row = self._row(job, call.ids_BN, (tokens, 0, tokens * family.shape.token_bytes), cache, False)
         row.own_bytes = sum(layer.payload_bytes + layer.index_bytes for layer in cache.layers)
         return row, filled.logits_BV

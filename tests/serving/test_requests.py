@@ -261,6 +261,7 @@ def test_a_long_prompt_lets_running_answers_go_on_after_each_chunk(asks, monkeyp
         answerer._step = lambda rows: (step(rows), setattr(answerer, "_patience", 0.0))
         told, _ = together(answerer, [running, long])
     assert told[0] == wanted[0]
+    assert ["nothing was compressed" in note for note in told[0][1].warnings] == [True]
     assert long.outcome()[1].new_tokens == 8
     assert len(between) > 30  # 6 layers of 17 chunks; a piece of text may take several tokens
 
