@@ -86,7 +86,7 @@ def choice_words(choice: Choice, words: Mapping[str, str]) -> str:
     """Markdown cells ``setting | against its anchor | against router-free selection``."""
     if choice.nearest is None:
         return "no records yet | - | -"
-    named = words[choice.nearest]
+    named = words[choice.nearest].replace("S64K16, bilinear, attention, prior, gate", "best")
     beaten = choice.to_anchor is not None and choice.to_anchor.low > 0
     level = f"{'value norm' if beaten else 'token-only'} (nearest: {named})"
     taken = named if choice.arm else level

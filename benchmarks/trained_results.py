@@ -55,7 +55,7 @@ def choices() -> str:
         regime = Regime(f"{REGIMES[stem]}, {BUDGETS[end][0]}", names, *to_beat, f"{stem}_{BUDGETS[end][1]}")
         made = {group: choose(arms, regime, group) for group in GROUPS}
         rows += [[regime.words, group, seeds_of(each), choice_words(each, words)] for group, each in made.items()]
-    return markdown(["regime", "asked", "seeds", "take", "against its anchor", "against trained value norm"], rows)
+    return markdown(["regime", "asked", "seeds", "take", "less its anchor", "less trained value norm"], rows)
 
 
 def trials(topic: str) -> str:
