@@ -146,8 +146,7 @@ def _head(args: argparse.Namespace, source: BenchmarkSource, subject: Subject) -
     weights = "random weights" if args.random else "its own weights"
     protocol = "Table 8" if args.table8 else "appendix C.1" if args.peak_memory else None
     arm = subject.words if protocol is None else f"the arms of {protocol}"
-    lora = "with LoRA" if protocol or hasattr(family.model, "peft_config") else "without LoRA"
-    place = hardware()
+    lora, place = "with LoRA" if protocol or hasattr(family.model, "peft_config") else "without LoRA", hardware()
     where = place["gpu"] if on_gpu else place["cpu"]
     return {
         "title": f"{source.words}: {arm}; {weights}, {lora}, {layers} layers, {dtype} on {where}",

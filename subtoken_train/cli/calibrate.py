@@ -81,8 +81,7 @@ def run(args: argparse.Namespace) -> int:
     settings = read_settings(fields, args.method, args.option)
     for name in settings:
         check_word(f"option of {args.method}", name, fields)
-    calibrator = kind(**settings)
-    beside = None if folder is None else args.backbone
+    calibrator, beside = kind(**settings), None if folder is None else args.backbone
     backbone = load_backbone(folder or args.backbone, backbone=beside, device=args.device)
     own = BackboneConfig(path=args.backbone or "")
     identity = identify(backbone.family, own) if folder is None else read_config(folder).identity

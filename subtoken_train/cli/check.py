@@ -83,8 +83,7 @@ def run_raw(argv: list[str]) -> int:
     print("what it needs (a prediction)", *(f"  {line}" for line in needs), "", sep="\n")
     if reading.stops:
         raise ValueError(f"fit would stop: {reading.stops[0]}")
-    command = shell_words("subtoken-train", "fit", *recipe)
-    in_the_way = list(obstacles(cli, estimate.total))
+    command, in_the_way = shell_words("subtoken-train", "fit", *recipe), list(obstacles(cli, estimate.total))
     print(f"{'valid' if in_the_way else 'ready'}: {command}", *in_the_way, sep="\n")
     return 0
 

@@ -51,8 +51,7 @@ def settings_lines(cli: RecipeCLI, parts: CompressedBackbone, prompt: NominalPro
     seen = f"{prompt.tokens:,} visual tokens per image{pixels}" if prompt.region == "visual" else "text only"
     quantised = "" if backbone.quantization == "none" else f" ({backbone.quantization} decoder)"
     yield f"backbone   {backbone.path}, {backbone.dtype}{quantised}, {backbone.attention}, {depth} layers, {seen}"
-    most = "" if reducer.fixed_count else "at most "
-    named = f"{reducer.name}, keeps {reducer.keep_ratio:g}"
+    most, named = "" if reducer.fixed_count else "at most ", f"{reducer.name}, keeps {reducer.keep_ratio:g}"
     named += f" ({most}{reducer.kept_words(prompt.tokens, depth)} of {prompt.tokens})"
     yield f"reducer    {', '.join(filter(None, [named, reducer.words]))}"
     routing = module.routing_config
@@ -260,8 +259,7 @@ def data_lines(cli: RecipeCLI, parts: CompressedBackbone, offline: bool, reading
     """Write the files (unless offline), the first record as the loss sees it, optimiser steps, records and epochs."""
     data, trainer = cli.datamodule, cli.config.trainer
     devices = count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes)
-    accumulate = trainer.accumulate_grad_batches
-    batches = None
+    accumulate, batches = trainer.accumulate_grad_batches, None
     if isinstance(data, CorpusDataModule):
         family = None if offline else at_hand(parts.family, cli.model.backbone_config)
         chats = family is not None and reads_chats(data.train_source, family.tokenizer)

@@ -68,8 +68,7 @@ def run(args: argparse.Namespace) -> int:
     anchors = "none" if alone or arms[-1]["name"] == "anchor" else "auto"
     grid = {"out": str(out), "batch_size": 4, "anchors": anchors, "arms": arms, "tasks": tasks}
     write_whole(out / "grid.yaml", json.dumps(grid, indent=1) + "\n")
-    device = ["--device", args.device] if args.device else []
-    run_command("evaluate", ["--config", str(out / "grid.yaml"), *device])
+    run_command("evaluate", ["--config", str(out / "grid.yaml"), *(["--device", args.device] if args.device else [])])
     print(f"tables and a page with plots are in {out / 'report'}\n{advice(write_report([out], out / 'report'))}")
     return 0
 
@@ -102,8 +101,7 @@ def arms_of(recipe: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
     """Return the arms of a run's comparison, as a grid has them."""
     model = recipe["model"]
     routing, reducer, path = model.get("routing"), model.get("reducer") or {}, model["backbone"]["path"]
-    if not routing:
-        raise ValueError(f"{folder} trained no router; compare a routed run (its anchor is found beside it)")
+    refuse((not routing, f"{folder} trained no router; compare a routed run (its anchor is found beside it)"))
     groups, kept, keep = routing["num_groups"], routing["kept_groups"], float(reducer.get("keep_ratio", 1))
     by_bytes = routing.get("budget") in ("bytes", "delayed")
     share = routing["byte_share"] if by_bytes else keep * (1 + kept / groups) / 2

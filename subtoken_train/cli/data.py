@@ -161,8 +161,7 @@ def index(file: Path, image_folder: Path) -> "InstructionRecords":
     """Index a data file and print what is in it."""
     from subtoken_train.datasets.records import InstructionRecords
 
-    clock = time.perf_counter()
-    records = InstructionRecords(file, image_folder)
+    clock, records = time.perf_counter(), InstructionRecords(file, image_folder)
     texts = int((records.sizes()[:, 0] == 0).sum())
     print(f"{file}: {len(records):,} records, {texts:,} without an image ({time.perf_counter() - clock:.1f} s)")
     return records

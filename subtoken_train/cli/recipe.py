@@ -231,8 +231,7 @@ class RecipeCLI:
 
     def resolved(self) -> dict[str, Any]:
         """Return the recipe with every default and override, as plain values, without what was for this call alone."""
-        content = {key: value for key, value in self.config.items() if key not in (*FLAGS, "push_to_hub")}
-        return dict(_plain(content))
+        return dict(_plain({key: value for key, value in self.config.items() if key not in (*FLAGS, "push_to_hub")}))
 
     def recipe_text(self) -> str:
         """Return the resolved recipe as YAML."""

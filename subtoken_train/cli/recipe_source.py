@@ -188,9 +188,7 @@ def unknown_key(kind: str, key: str, keys: Iterable[str], prefix: str = "") -> s
             return f"{head} Did you mean {prefix + leaves[near[0]]!r}?"
     if group and beside:
         return f"{head} Allowed in {group}: {first_names(sorted(name.rpartition('.')[2] for name in beside))}"
-    if "." in group:  # no group either
-        return unknown_key(kind, group, [".".join(each) for each in parts], prefix)
-    return head
+    return unknown_key(kind, group, [".".join(each) for each in parts], prefix) if "." in group else head
 
 
 _WORDS = {"integer": "whole number", "boolean": "true or false", "string": "text", "array": "list", "object": "group"}

@@ -281,21 +281,13 @@ def training_step(cli: RecipeCLI, parts: CompressedBackbone, prompt: preflight.N
     else:
         length = 2 * prompt.tokens
     return Step(
-        batch_size=data.batch_size,
-        length=length,
-        compressed=prompt.tokens,
-        labelled=length - unlabelled,
-        pixel_bytes=pixels,
-        checkpointing=module.gradient_checkpointing,
-        autocast=str(trainer.precision).endswith("-mixed"),
-        dropout=module.lora_settings.dropout > 0,
-        on_cpu=on_cpu(trainer),
-        quantization=module.backbone_config.quantization,
-        optimizer=module.optimizer_config.name,
-        strategy=cli.strategy,
-        distilled=module.has_teacher,
+        batch_size=data.batch_size, length=length, compressed=prompt.tokens, labelled=length - unlabelled,
+        pixel_bytes=pixels, checkpointing=module.gradient_checkpointing,
+        autocast=str(trainer.precision).endswith("-mixed"), dropout=module.lora_settings.dropout > 0,
+        on_cpu=on_cpu(trainer), quantization=module.backbone_config.quantization,
+        optimizer=module.optimizer_config.name, strategy=cli.strategy, distilled=module.has_teacher,
         processes=preflight.count_devices(trainer.devices, trainer.accelerator, trainer.num_nodes),
-    )
+    )  # fmt: skip
 
 
 def on_cpu(trainer: Any) -> bool:
@@ -316,8 +308,7 @@ def memory_lines(estimate: MemoryEstimate, step: Step) -> Iterator[str]:
 def training_lines(parts: CompressedBackbone) -> Iterator[str]:
     """Yield the table of trained tensors, and how much stays frozen."""
     lora, first_stage = preflight.lora_groups(parts), preflight.lora_groups(parts, trained=False)
-    bank, frozen = parts.bank, preflight.count_group("frozen", parts.parameters(), trained=False)
-    routers = []
+    bank, frozen, routers = parts.bank, preflight.count_group("frozen", parts.parameters(), trained=False), []
     if bank is not None and bank.learned:
         routers = [preflight.count_group(f"routers ({bank.config.selector})", bank.parameters(), trained=True)]
     trained = _sum_of("trained", [*lora, *routers])

@@ -200,8 +200,7 @@ def sweep_runs(configs: Sequence[str], settings: Sequence[str], folder: Path) ->
 def parse_setting(setting: str) -> tuple[str, list[str]]:
     """Split ``KEY=A,B`` into the key and its values; commas inside brackets or braces separate nothing."""
     key, equals, text = setting.partition("=")
-    key = key.strip().removeprefix("--")
-    values, depth = [""], 0
+    key, values, depth = key.strip().removeprefix("--"), [""], 0
     for letter in text:
         depth += (letter in "[{") - (letter in "]}")
         if letter == "," and depth == 0:

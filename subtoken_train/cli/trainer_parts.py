@@ -189,8 +189,7 @@ def _devices(value: Any) -> str | None:
         value = [int(each) for each in value.split(",") if each]
     if isinstance(value, list):
         ids = [each for each in value if isinstance(each, int) and not isinstance(each, bool) and 0 <= each < 1024]
-        good = 0 < len(ids) == len(value) == len(set(ids))
-        return None if good else "a list names devices, each once: [0, 1]"
+        return None if 0 < len(ids) == len(value) == len(set(ids)) else "a list names devices, each once: [0, 1]"
     return None if value == "auto" else _whole(1, 1024, also=-1)(value)
 
 

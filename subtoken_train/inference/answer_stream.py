@@ -82,8 +82,7 @@ class AnswerStream:
         if not around.startswith(self._around):  # earlier tokens are written otherwise now
             self._settled, self._begin, self._around = "", 0, ""
             around = self._decoded(0)
-        said = self._settled + around[len(self._around) :]
-        begin = len(self.token_ids) - BEFORE
+        said, begin = self._settled + around[len(self._around) :], len(self.token_ids) - BEFORE
         if begin >= self._begin + STRETCH and not said.endswith(HALF):
             self._settled, self._begin, self._around = said, begin, self._decoded(begin)
         return said

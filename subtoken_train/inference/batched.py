@@ -142,8 +142,7 @@ def generate_batch(
     )
     if references is not None:
         _check_continuations(prompts, [[ids] if len(ids) else [] for ids in references])
-    tokenizer = backbone.family.tokenizer
-    stops = [text for text in stop if text]
+    tokenizer, stops = backbone.family.tokenizer, [text for text in stop if text]
     # a special token is no part of the decoded text
     said_ends = {*end_ids(backbone.family), *(i for text, i in _special_ids(tokenizer).items() if text in stops)}
 
@@ -218,8 +217,7 @@ def _opened(
     backbone: CompressedBackbone, prompts: Batch, compression: Compression, protocol: Protocol
 ) -> tuple[PackedCache, Tensor, list[Outcome]]:
     start, cache = _now(prompts), PackedCache(backbone.family.shape.num_layers)
-    opened = open_prompts(backbone, prompts, cache, compression, protocol)
-    seconds = _now(prompts) - start
+    opened, seconds = open_prompts(backbone, prompts, cache, compression, protocol), _now(prompts) - start
     parts = account(backbone, prompts, opened, cache)  # before eviction_every changes it
     return cache, opened.logits_BV, [replace(part, prefill_seconds=round(seconds / len(parts), 5)) for part in parts]
 

@@ -181,15 +181,10 @@ def shape_of(contexts: int, backbone: CompressedBackbone, compression: Compressi
     """Return the shape that a cache of so many contexts must have."""
     family = backbone.family
     return PackedShape(
-        contexts,
-        family.shape.num_kv_heads,
-        family.shape.head_dim,
-        family.model.dtype,
-        FORMATS[compression.kv_dtype],
-        family.windows,
-        3 if family.tower_positions == "mrope" else 1,
+        contexts, family.shape.num_kv_heads, family.shape.head_dim, family.model.dtype,
+        FORMATS[compression.kv_dtype], family.windows, 3 if family.tower_positions == "mrope" else 1,
         0 if compression.key_axes == "own" else mirror_count(family.shape.head_dim, compression.key_channels),
-    )
+    )  # fmt: skip
 
 
 def _check_report(report: CacheReport, cache: PackedCache) -> None:

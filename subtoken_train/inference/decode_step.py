@@ -232,8 +232,7 @@ def captured_step(backbone: CompressedBackbone, cache: PackedCache) -> CapturedS
         cache.way = f"{SLOWLY}{reason}"
         return None
     use_packed_attention(family.decoder.config)
-    wanted = max(length + 1, min(length + cache.expected, RESERVED))
-    room = max(64, 1 << (wanted - 1).bit_length())
+    room = max(64, 1 << (max(length + 1, min(length + cache.expected, RESERVED)) - 1).bit_length())
     key = step_shape(cache, room), _weights(family)
     found = next((step for step in kept if step.key == key), None)
     if found is None:

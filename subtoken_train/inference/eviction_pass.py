@@ -180,8 +180,7 @@ class EvictionPass:
 
     def observe_task(self, plan: TaskPlan, task: TaskRows, layer: int, *states: Any) -> None:
         """Score what a task is about in one layer again."""
-        first = self.scores[layer]
-        view = task_view(self.family, plan, self.rows[layer], task, layer, *states)
+        first, view = self.scores[layer], task_view(self.family, plan, self.rows[layer], task, layer, *states)
         replaced_B1M = self.again_B[:, None, None] & view.about_BN.to(self.again_B.device)[:, None]
         with torch.autocast(view.about_BN.device.type, enabled=False):
             scores_BhM = self.method.score_task(view).to(replaced_B1M.device)
@@ -266,8 +265,7 @@ class EvictionPass:
 
     def _exact(self, regions_BM: Tensor, competes_BM: Tensor) -> Tensor:
         """Competing entries that may stay in a layer, fp64 [B]; a last row that is in scope takes one of them."""
-        keep = self.compression.keep
-        count_B = self.compression.in_scope(regions_BM).sum(-1)
+        keep, count_B = self.compression.keep, self.compression.in_scope(regions_BM).sum(-1)
         if self.compression.unit == "bytes":  # which count what always stays themselves
             cut_BM = self.compression.cuts_keys(regions_BM)
             return entries_for_bytes(keep, self.shape, regions_BM, competes_BM, cut_BM, self._stored()).double()

@@ -72,8 +72,7 @@ class KeyCut:
         if self.compression.key_axes == "own":
             scores = self.asked[layer] * key_energy(key_BhMd, rows_BN, heads_BhN)
             return replace(cut, channels_Bhd=fixed_mask(scores, cut.kept))
-        marks_BhN = heads_BhN & cut.entries_BN[:, None]
-        turn, channels = turn_of(key_BhMd, rows_BN, marks_BhN, self.asked[layer], cut.kept)
+        turn, channels = turn_of(key_BhMd, rows_BN, heads_BhN & cut.entries_BN[:, None], self.asked[layer], cut.kept)
         return replace(cut, channels_Bhd=channels, turn=turn)
 
 

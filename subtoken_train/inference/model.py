@@ -118,8 +118,7 @@ class SubTokenModel:
     ) -> None:
         compression = compression_of(settings, _keywords(type(self).__init__))
         routing = untrained_routing(groups, selector, layout)
-        own = _reducer_of(reducer, keep_ratio) or build_reducer("none")
-        family = family_in_memory(model, processor)
+        own, family = _reducer_of(reducer, keep_ratio) or build_reducer("none"), family_in_memory(model, processor)
         with reading_packed(family.decoder.config):
             bank = None if routing is None else RouterBank(routing, family.hidden_size, family.shape)
             self._take(CompressedBackbone(family, own, bank), compression)
@@ -237,8 +236,7 @@ class SubTokenModel:
             ``logits`` [B, 1, V] after the last token, without gradient, and the cache, which grows in place.
         """
         family, clock = self.backbone.family, time.perf_counter()
-        ids = check_ids(input_ids, family.model.get_input_embeddings().num_embeddings)
-        inputs = telling(inputs)
+        ids, inputs = check_ids(input_ids, family.model.get_input_embeddings().num_embeddings), telling(inputs)
         for name in inputs:
             check_word("input", name, {"attention_mask", "regions", *prompt_inputs.IMAGE_INPUTS})
         if (past := _one_of(past_key_values, cache)) is not None and (inputs or context_length is not None):
@@ -414,8 +412,7 @@ class SubTokenModel:
         """
         kind = type(questions).__name__
         refuse((stream and kind != "str", f"stream=True answers one question, a text; questions are of type {kind}"))
-        asked = questions_of([questions] if stream else questions, max_new_tokens)
-        family = self.backbone.family
+        asked, family = questions_of([questions] if stream else questions, max_new_tokens), self.backbone.family
         if context is None:
             given = {"raw": raw, "system": system is not None, "chat_template_kwargs": chat_template_kwargs}
             late = "says how to read a context; give it with the context, or leave it out"

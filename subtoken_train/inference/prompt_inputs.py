@@ -83,16 +83,11 @@ def batch_from_inputs(
         regions = regions.masked_fill(before, int(Region.SYSTEM)).masked_fill(~visible, int(Region.PADDING))
         rank = torch.where(visual.any(-1), last_B, -1)
     return Batch(
-        input_ids_BN=input_ids_BN,
-        labels_BN=torch.full_like(input_ids_BN, IGNORE_INDEX),
-        regions_BN=regions,
-        rank_position_B=rank,
-        pixel_values=shown.pixel_values,
-        images_per_sample_B=shown.images_per_sample_B,
-        record_ids=[f"prompt {i}" for i in range(len(input_ids_BN))],
-        image_grid_I3=shown.image_grid_I3,
-        seconds_I=shown.seconds_I,
-    )
+        input_ids_BN=input_ids_BN, labels_BN=torch.full_like(input_ids_BN, IGNORE_INDEX), regions_BN=regions,
+        rank_position_B=rank, record_ids=[f"prompt {i}" for i in range(len(input_ids_BN))],
+        pixel_values=shown.pixel_values, images_per_sample_B=shown.images_per_sample_B,
+        image_grid_I3=shown.image_grid_I3, seconds_I=shown.seconds_I,
+    )  # fmt: skip
 
 
 def joined_batches(batches: Sequence[Batch], pad_id: int) -> Batch:
@@ -308,8 +303,7 @@ def _as_read(family: Family, prompt: Prompt, messages: Sequence[Message], images
     videos = any(isinstance(image, Video) for image in images)
     if isinstance(prompt, str):
         text = as_text(family, prompt, videos)
-        front = "" if picture_marks(text) else "<image>\n" * len(images)  # before a prompt that places none
-        turns = [Turn(front + text)]
+        turns = [Turn(("" if picture_marks(text) else "<image>\n" * len(images)) + text)]
     else:
         given = [turn for turn in prompt if isinstance(turn, Turn)] or as_turns(messages)
         turns = [hidden_turn(family, turn, videos) for turn in given]

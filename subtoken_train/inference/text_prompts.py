@@ -310,8 +310,7 @@ def without_middle(
         first, last = (tokenizer.decode(part, skip_special_tokens=True) for part in (ids[:half], ids[-half:]))
         over = 0 if room is None else len(tokenizer(first + last)["input_ids"]) - room
         if over <= 0:
-            asked = min(len(prompt) - context, len(last))  # all of the question that is left stands at the end
-            return first + last, len(first + last) - asked
+            return first + last, len(first + last) - min(len(prompt) - context, len(last))
         half -= (over + 1) // 2
     words = f"there is room for {limit} tokens of a prompt beside {max_new_tokens} of its answer"
     raise ValueError(f"{words}; raise max_length, or use a model with more positions")

@@ -269,8 +269,7 @@ class _Reply:
             await _error(event)(scope, receive, send)
         elif self._chat.stream:
             said = (f"data: {each}\n\n" async for each in self._chunks(event))
-            headers = {"cache-control": "no-cache"}
-            await StreamingResponse(said, 200, headers, "text/event-stream")(scope, receive, send)
+            await StreamingResponse(said, 200, {"cache-control": "no-cache"}, "text/event-stream")(scope, receive, send)
         else:
             await (await self._whole(event))(scope, receive, send)
 

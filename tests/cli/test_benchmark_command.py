@@ -127,8 +127,7 @@ def test_what_was_measured_stays_after_ctrl_c(tmp_path, capsys, monkeypatch):
         return run_side(*args)
 
     monkeypatch.setattr(rounds, "run_side", interrupted)
-    out = tmp_path / "record.json"
-    sizes = ["--lengths", "96", "--batch-sizes", "1", "2", *SHORT]
+    out, sizes = tmp_path / "record.json", ["--lengths", "96", "--batch-sizes", "1", "2", *SHORT]
     assert main(["benchmark", "--model", TINY_LLAMA, *sizes, "--out", str(out)]) == 130
     assert [row["batch_size"] for row in json.loads(out.read_text())["rows"]] == [1]
     assert "1/9 runs of row 1 of 2, about" in capsys.readouterr().err

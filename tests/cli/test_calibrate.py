@@ -86,8 +86,7 @@ def test_heads_of_pictures_are_found_on_scenes_that_are_drawn(tmp_path, capsys):
     assert "2 prompts of scenes" in said
     assert "sparsemm 0.25" in printed(capsys, "generate", *llava, *ASKED, *evicting("sparsemm", "0.25", out))
     words = "calibration names no file of them; 'subtoken-train calibrate sparsemm' writes one"
-    bare = ["--eviction", "sparsemm", "--eviction-keep", "0.25"]
-    assert words in refused(capsys, "generate", *llava, *ASKED, *bare)
+    assert words in refused(capsys, "generate", *llava, *ASKED, *["--eviction", "sparsemm", "--eviction-keep", "0.25"])
 
 
 def test_an_adapter_s_file_names_its_backbone(text_adapter, tmp_path, capsys):
@@ -141,8 +140,7 @@ def test_a_copy_on_axes_answers_alike_and_says_whose_axes_it_has(turned):
     with torch.no_grad():
         expected, found = whole(prompt).logits, copy(prompt).logits
     assert torch.allclose(found, expected, atol=1e-3 * float(expected.abs().max()))
-    config = json.loads((turned / "config.json").read_text())
-    assert len(config["value_axes"]) == 64
+    assert len(json.loads((turned / "config.json").read_text())["value_axes"]) == 64
     assert "value_axes" not in json.loads((TINY / "config.json").read_text())
     assert (turned / "tokenizer.json").exists()
 

@@ -87,8 +87,7 @@ def files_below(folder):
 
 
 def test_a_complete_set(root, capsys):
-    before = files_below(root)
-    out = printed(capsys, "data", "llava665k", "--root", str(root))
+    before, out = files_below(root), printed(capsys, "data", "llava665k", "--root", str(root))
     assert "train2017.zip" in out
     assert f"{root / data.MIX665K}: 6 records, 1 without an image" in out
     assert "coco/train2017          1 named, all there\n" in out
@@ -139,8 +138,7 @@ def test_wikitext(wikitext, capsys, monkeypatch):
     out = printed(capsys, "data", "wikitext103", "--root", wikitext)
     assert "train               6 rows in 2 files\n" in out
     assert f"train: {{name: {wikitext / data.WIKITEXT}, documents: wikitext}}" in out
-    argv = ["wikitext103", "--root", str(wikitext)]
-    shard = wikitext / data.WIKITEXT / "train-00001-of-00002.parquet"
+    argv, shard = ["wikitext103", "--root", str(wikitext)], wikitext / data.WIKITEXT / "train-00001-of-00002.parquet"
     shard.unlink()
     assert "has 1 of 2 files of the split train; fetch it: hf download" in failed(capsys, argv)[1]
     shard.write_bytes(b"no parquet")

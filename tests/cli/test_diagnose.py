@@ -57,8 +57,7 @@ EVICTION_FILES = ["eviction.png", "eviction_layers.csv", "eviction_prompts.csv"]
 @sampled("adapter", ["tiny_fastv25_s16k4", "tiny_fastv25_s16k4_anchor"], every=2)
 def test_an_eviction_on_an_adapter_with_and_without_routers(data, tmp_path, capsys, adapter):
     asked = ["--eviction", "vl_cache", "--eviction-keep", "0.5", "--eviction-option", "budgets=pyramid"]
-    argv = ["diagnose", "--adapter", str(ADAPTERS / adapter), "--data", data, "--limit", "4", *asked]
-    assert main(argv) == 0
+    assert main(["diagnose", "--adapter", str(ADAPTERS / adapter), "--data", data, "--limit", "4", *asked]) == 0
     folder = tmp_path / "runs" / "diagnostics" / f"{adapter}-seed0-vl_cache"
     assert sorted(path.name for path in folder.iterdir()) == EVICTION_FILES
     captured = capsys.readouterr()

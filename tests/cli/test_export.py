@@ -136,10 +136,8 @@ def test_merged_weights_give_the_same_logits(request, kind, tmp_path, capsys):
 
 def test_a_merged_language_model(text_adapter, tmp_path, capsys):
     assert main(["export", str(text_adapter), str(tmp_path / "merged"), "--merge-lora"]) == 0
-    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
-    assert type(plain).__name__ == "LlamaForCausalLM"
-    text = "the bee and the spider met in the garden. " * 12
-    ids = []
+    assert type(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")).__name__ == "LlamaForCausalLM"
+    text, ids = "the bee and the spider met in the garden. " * 12, []
     for folder in (tmp_path / "merged", text_adapter):
         model = SubTokenModel.from_pretrained(folder)
         ids.append(model.generate(**model.inputs(text), max_new_tokens=5, do_sample=False))

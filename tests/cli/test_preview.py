@@ -50,8 +50,7 @@ def test_a_corpus_is_shown_without_packing_it_and_without_weights(tmp_path, monk
     blocks = {"train": {"name": "text.jsonl"}, "block_length": 96, "context_length": 64, "prefix_tokens": 8}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"model": model, "data": blocks, "trainer": {"max_steps": 3}}))
     out = shown(capsys, ["--config", "mine.yaml"])
-    shown_blocks = re.findall(r"'block (\d)': 96 tokens \(64 context, 8 query, 24 answer\), 24 trained", out)
-    assert shown_blocks == ["0", "1", "2"]
+    assert re.findall(r"'block (\d)': 96 tokens \(64 context, 8 query, 24 answer\), 24 trained", out) == ["0", "1", "2"]
 
 
 def test_a_sample_without_a_trained_token_is_warned_about():

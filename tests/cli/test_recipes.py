@@ -199,8 +199,7 @@ def test_an_anchor_has_its_arms_real_bytes_and_fills_nothing(tmp_path, settings,
 
 
 def test_a_stage_2_recipe_gives_the_anchor_of_one_stage(tmp_path, tiny_family, capsys):
-    argv = tiny_fit(tmp_path, tiny_family)
-    short = "--trainer.max_steps=1"
+    argv, short = tiny_fit(tmp_path, tiny_family), "--trainer.max_steps=1"
     assert main(argv(short, "--model.routing=null", "--model.lora.rank=4", output="first")) == 0
     second = [f"--model.stage2.adapter={tmp_path / 'first' / 'adapter'}", "--model.lora=null"]
     assert main(argv(short, *second, "--anchor")) == 0

@@ -65,8 +65,7 @@ def test_the_anchor_stands_beside_its_run_where_it_answered_the_same(tmp_path):
     assert list(scores_beside_anchor(routed, logged(routed))) == ["this run"]
     anchor = run(tmp_path / "mine_anchor", {"eval/accuracy": [0.3, 0.4]})
     run(tmp_path / "mine_anchor", {"eval/accuracy": [0.5]}, part="csv-2")  # of the step that was done again
-    found = scores_beside_anchor(routed, logged(routed))
-    assert found == {"this run": {0: 0.1, 1: 0.2}, "anchor": {0: 0.5, 1: 0.4}}
+    assert scores_beside_anchor(routed, logged(routed)) == {"this run": {0: 0.1, 1: 0.2}, "anchor": {0: 0.5, 1: 0.4}}
     assert list(scores_beside_anchor(anchor, logged(anchor))) == ["this run", "routed run"]
     (anchor / "recipe.yaml").write_text("evaluation: {data: other.json}\n")
     assert list(scores_beside_anchor(routed, logged(routed))) == ["this run"]
@@ -91,8 +90,7 @@ def test_fit_leaves_it_beside_the_adapter_and_on_the_card_and_export_takes_it_al
 
 def argv(name: str, folder: Path, *more: str) -> list[str]:
     overlay = RECIPES / "logging" / f"{name}.yaml"
-    tiny = str(recipe("tiny_fastv25_s16k4"))
-    return ["--config", tiny, "--config", str(overlay), "--output_dir", str(folder), *more]
+    return ["--config", str(recipe("tiny_fastv25_s16k4")), "--config", str(overlay), "--output_dir", str(folder), *more]
 
 
 class Remote(DummyLogger):

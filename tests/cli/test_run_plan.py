@@ -55,8 +55,7 @@ def test_a_recipe_is_counted_by_hand():
     768,010,438 bytes / 665,298 records / 4 = 289 tokens of text; 94 % have an image, of whose 576 tokens 144 are left.
     """
     cli, parts, prompt = laid_out("llava7b_fastv25_s16k4")
-    needs = plan_of_fit(cli, parts, prompt)
-    trained = [10_486_272 // 32] * 32
+    needs, trained = plan_of_fit(cli, parts, prompt), [10_486_272 // 32] * 32
     size = DecoderSize(4096, 11008, 32, 32, 128, 32064)
     forward, both = TrainingFlops(size, [0] * 32), TrainingFlops(size, trained)
 
@@ -81,8 +80,7 @@ def test_a_recipe_is_counted_by_hand():
     assert "20.89 GiB on each device at the peak, fits a GPU of 24 GB\n" in said
     assert "money" not in "\n".join(needs.lines())
     # on eight devices an eighth of 13.16 GiB of frozen weights, two layers gathered, what trains whole in part
-    step = replace(training_step(cli, parts, prompt), strategy="zero3", processes=8)
-    held = dict(estimate_memory(parts, step).parts)
+    held = dict(estimate_memory(parts, replace(training_step(cli, parts, prompt), strategy="zero3", processes=8)).parts)
     assert held["frozen weights"] == 2 * 7_063_427_072 // 8
     assert needs.shared == sum(held.values()) < needs.memory
 

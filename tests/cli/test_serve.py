@@ -57,8 +57,7 @@ def test_it_answers_until_it_is_told_to_end():
     port, argv = serving("--host", "0.0.0.0")
     running = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        line = running.stdout.readline()
-        assert line == f"http://0.0.0.0:{port}/v1 serves 'tiny-llama' (Ctrl-C ends it)\n"
+        assert running.stdout.readline() == f"http://0.0.0.0:{port}/v1 serves 'tiny-llama' (Ctrl-C ends it)\n"
         socket.create_connection(("127.0.0.1", port)).close()  # once it says so, it is reached
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
         asked = [{"role": "user", "content": "Hi"}]

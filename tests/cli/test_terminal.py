@@ -46,8 +46,7 @@ def test_exit_codes_and_who_keeps_a_traceback(error, code, capsys):
 def test_what_the_file_system_refuses_is_one_line(number, capsys):
     assert raised(OSError(number, os.strerror(number), "a/\x1b[31mpath")) == 2
     advice = _ADVICE.get(number, "name another file or folder")
-    words = f"subtoken-train: error: {os.strerror(number)}: a/\\x1b[31mpath; {advice}\n"
-    assert capsys.readouterr() == ("", words)
+    assert capsys.readouterr() == ("", f"subtoken-train: error: {os.strerror(number)}: a/\\x1b[31mpath; {advice}\n")
 
 
 @pytest.mark.parametrize(
@@ -91,8 +90,7 @@ def test_cells_of_text_are_no_formulas_and_markup_in_names_is_text(odd_report, c
     out = printed(capsys, "report", str(odd_report))
     assert "[red]x" in out
     assert "its anchor [link=http:]y has no results here" in out
-    lines = report_csv(make_report([odd_report])).splitlines()
-    cells = [cell for line in lines[1:] for cell in line.split(",")]
+    cells = [cell for line in report_csv(make_report([odd_report])).splitlines()[1:] for cell in line.split(",")]
     assert "'=1+1|<b>" in cells
     assert "'=HYPERLINK()" in cells
     assert "'@cmd" in cells
@@ -129,8 +127,7 @@ def test_a_word_of_a_command_is_the_same_to_bash_and_keeps_to_its_line(word):
     typed = shell_words("printf", "%s\\0", word)
     assert plain(typed) == typed
     assert len(typed.splitlines()) == 1
-    done = subprocess.run(["bash", "-c", typed], capture_output=True, check=True)
-    assert done.stdout == os.fsencode(word) + b"\0"
+    assert subprocess.run(["bash", "-c", typed], capture_output=True, check=True).stdout == os.fsencode(word) + b"\0"
 
 
 def test_a_log_takes_ten_lines(capsys):

@@ -95,8 +95,7 @@ def test_two_questions_about_one_text_compress_it_once_for_each_eviction(llama):
     assert list(map(said, replies)) == alone.ask(TEXT, questions, max_new_tokens=8)
     after = llama.health()["contexts"]
     assert (after["compressed"] - before["compressed"], after["found"] - before["found"]) == (1, 1)
-    cached = [each.usage.prompt_tokens_details.cached_tokens for each in replies]
-    assert cached == [0, alone.cache.packed.prompt_length]
+    assert [each.usage.prompt_tokens_details.cached_tokens for each in replies] == [0, alone.cache.packed.prompt_length]
     assert replies[0].usage.cache_bytes < 0.7 * replies[0].usage.dense_cache_bytes
     others = {"eviction_keep": 0.2}, {"eviction": "keydiff", "eviction_keep": 0.2}, {"eviction": "none"}
     told = [llama.ask(about(TEXT, questions[0]), max_tokens=1, extra_body=chosen) for chosen in others]
@@ -130,8 +129,7 @@ def test_a_picture_is_compressed_once_and_a_conversation_goes_on(llava):
     alone = SubTokenModel.from_pretrained(LLAVA, **KNORM)
     assert [answer] == alone.ask(picture, ["what is at C4 ?"])
     followed = [{"role": "assistant", "content": answer}, {"role": "user", "content": "and at D2 ?"}]
-    reply = llava.ask([first, *followed])
-    assert reply.usage.prompt_tokens_details.cached_tokens == alone.cache.packed.prompt_length
+    assert llava.ask([first, *followed]).usage.prompt_tokens_details.cached_tokens == alone.cache.packed.prompt_length
     assert llava.health()["contexts"]["compressed"] == 1
     # uncompressed, it is the conversation that chat reads
     unmarked, none = {"role": "user", "content": [plain, asked]}, {"extra_body": {"eviction": "none"}}
@@ -152,10 +150,8 @@ def test_a_marked_system_prompt_is_the_context_of_a_chat():
         assert reply.usage.prompt_tokens_details.cached_tokens > 200
         assert reply.usage.prompt_tokens == model.inputs(whole)["input_ids"].shape[1]
         assert first.usage.cache_bytes < 0.6 * first.usage.dense_cache_bytes
-        dense = served.ask(talk, extra_body={"eviction": "none"})
-        assert said(dense) == chatting().chat(whole, max_new_tokens=8)
-        early = [told, talk[2], talk[1]]
-        assert "the first question about a context is the user's" in refusal(served, 400, early)
+        assert said(served.ask(talk, extra_body={"eviction": "none"})) == chatting().chat(whole, max_new_tokens=8)
+        assert "the first question about a context is the user's" in refusal(served, 400, [told, talk[2], talk[1]])
 
 
 def test_two_messages_in_a_row_and_marks_in_texts_of_a_model_that_sees_images(llava):

@@ -134,16 +134,10 @@ def _curve(backbone: str, name: str, members: list[ArmResults], arms: Sequence[A
     zero = [] if reference is None else [each for each in scored if not _value(reference, *each)]
     scored_names, zero_names = (tuple("/".join(filter(None, each)) for each in part) for part in (scored, zero))
     return Curve(
-        backbone,
-        name,
-        tasks,
-        tuple(points),
-        reference is not None,
-        scored_names,
-        zero_names,
+        backbone, name, tasks, tuple(points), reference is not None, scored_names, zero_names,
         area(ratios, scores) if ratios[-1] > ratios[0] else None,
         {tolerance: edges for tolerance, edges in found.items() if edges is not None},
-    )
+    )  # fmt: skip
 
 
 def _value(arm: ArmResults, task: str, name: str | None) -> float:

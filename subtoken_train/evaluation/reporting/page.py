@@ -181,8 +181,7 @@ def _charts(part: words.Section, name: str, series: Mapping[str, Series]) -> lis
     elif isinstance(about, tuple):  # curves over other tasks are not drawn into one picture
         groups: dict[str, list[Curve]] = {}
         for curve in about:
-            title = f"{curve.backbone}: mean score of {', '.join(curve.tasks)} against KV"
-            groups.setdefault(title, []).append(curve)
+            groups.setdefault(f"{curve.backbone}: mean score of {', '.join(curve.tasks)} against KV", []).append(curve)
         found = {title: curve_chart(group, series) for title, group in groups.items()}
     description = "The numbers are in the tables of this section."
     return [

@@ -51,13 +51,9 @@ class Report:
 def make_report(folders: Sequence[Path], progress: Callable[[int, int], None] | None = None) -> Report:
     """Read results folders and work everything out; ``progress`` is called with (done, total)."""
     arms = score_tables.ordered(read_results(folders, progress))
+    titles, kinds = human_names({arm.name: arm.facts for arm in arms}), tuple(score_tables.make_kinds(arms))
     return Report(
-        tuple(arms),
-        human_names({arm.name: arm.facts for arm in arms}),
-        score_tables.make_tables(arms),
-        _task_facts(arms),
-        tuple(make_curves(arms)),
-        tuple(score_tables.make_kinds(arms)),
+        tuple(arms), titles, score_tables.make_tables(arms), _task_facts(arms), tuple(make_curves(arms)), kinds
     )
 
 
@@ -86,18 +82,12 @@ def _task_facts(arms: Sequence[ArmResults]) -> pd.DataFrame:
     for name, run in [(arm.name, run) for arm in arms for runs in arm.runs.values() for run in runs.values()]:
         manifest = run.manifest
         whole = "" if manifest.expected_rows is None else f" of {manifest.expected_rows:,}"
-        rows.append(
-            {
-                "task": manifest.task,
-                "score": manifest.primary,
-                "asked": run.asked,
-                "options": json.dumps(manifest.options) if manifest.options else NOTHING,
-                "read from": manifest.source or "its own Hub id",
-                "samples": f"{manifest.rows:,}{whole}",
-                "digest": manifest.samples_sha256[:12],
-                "arms": name,
-            }
-        )
+        rows.append({
+            "task": manifest.task, "score": manifest.primary, "asked": run.asked,
+            "options": json.dumps(manifest.options) if manifest.options else NOTHING,
+            "read from": manifest.source or "its own Hub id", "samples": f"{manifest.rows:,}{whole}",
+            "digest": manifest.samples_sha256[:12], "arms": name,
+        })  # fmt: skip
     frame = pd.DataFrame(rows).drop_duplicates()
     named = frame.groupby(list(frame.columns[:-1]), sort=False, as_index=False).agg({"arms": ", ".join})
     return named.sort_values("task", kind="stable")
@@ -143,8 +133,7 @@ def _verdict(row: score_tables.ArmRow, table: score_tables.ScoreTable, report: R
     assert row.anchor is not None
     ours, its = row.arm.facts.nominal_kv, row.anchor.facts.nominal_kv
     who = f"{report.titles[row.arm.name]} against {report.titles[row.anchor.name]}"
-    apart = abs(its / ours - 1) if ours else 1.0
-    if row.anchor_ratio is None or max(apart, abs(row.anchor_ratio - 1)) > MATCHED:
+    if row.anchor_ratio is None or max((abs(its / ours - 1) if ours else 1.0), abs(row.anchor_ratio - 1)) > MATCHED:
         measured = "not measured" if row.anchor_ratio is None else f"measured, anchor over arm {row.anchor_ratio:.4f}"
         shares = f"{share_words(ours)} against {share_words(its)}; {measured}"
         return f"{who}: no verdict, the budgets differ (nominal {shares})."
@@ -196,8 +185,7 @@ def query_aware_text(arm: ArmResults, task: str | None = None) -> str:
 
 
 def _scores(table: score_tables.ScoreTable, report: Report) -> Section:
-    rows, flags = [], []
-    printed = {key for row in table.rows for key in row.printed}
+    rows, flags, printed = [], [], {key for row in table.rows for key in row.printed}
     for row in table.rows:
         title = report.titles[row.arm.name]
         budget = {
@@ -226,24 +214,15 @@ def _budgets(table: score_tables.ScoreTable, report: Report) -> Section:
     rows = []
     for row in table.rows:
         facts, shares = row.arm.facts, row.cost.shares
-        rows.append(
-            {
-                "arm": report.titles[row.arm.name],
-                "backbone": facts.backbone,
-                "adapter": facts.adapter or NOTHING,
-                "reducer": facts.reducer,
-                "groups": facts.groups,
-                "cache": facts.eviction,
-                "trained": "yes" if facts.trained else "no",
-                "seeds": ", ".join(map(str, row.arm.seeds)) or NOTHING,
-                "acts": facts.acts,
-                "with index": _share_text(shares["with_index"]),
-                "KV prompt": _share_text(shares["prompt"]),
-                "tokens that some head keeps": _share_text(shares["entries"]),
-                "anchor": facts.anchor or NOTHING,
-                "anchor KV / ours": NOTHING if row.anchor_ratio is None else f"{row.anchor_ratio:.4f}",
-            }
-        )
+        rows.append({
+            "arm": report.titles[row.arm.name], "backbone": facts.backbone, "adapter": facts.adapter or NOTHING,
+            "reducer": facts.reducer, "groups": facts.groups, "cache": facts.eviction,
+            "trained": "yes" if facts.trained else "no", "seeds": ", ".join(map(str, row.arm.seeds)) or NOTHING,
+            "acts": facts.acts, "with index": _share_text(shares["with_index"]),
+            "KV prompt": _share_text(shares["prompt"]), "tokens that some head keeps": _share_text(shares["entries"]),
+            "anchor": facts.anchor or NOTHING,
+            "anchor KV / ours": NOTHING if row.anchor_ratio is None else f"{row.anchor_ratio:.4f}",
+        })  # fmt: skip
     return Section("Budgets", pd.DataFrame(rows, dtype=object), level=3)
 
 
@@ -279,8 +258,7 @@ def _time_cells(arms: list[ArmResults], tasks: list[str], table: score_tables.Sc
 
 
 def _kinds(kinds: score_tables.KindScores, report: Report) -> Section:
-    columns = {report.titles[arm]: scores for arm, scores in kinds.arms.items()}
-    rows = []
+    columns, rows = {report.titles[arm]: scores for arm, scores in kinds.arms.items()}, []
     for kind in kinds.kinds:
         largest = max(scores[kind].n for scores in columns.values() if kind in scores)
         cells = {title: cell_text(scores.get(kind), largest) for title, scores in columns.items()}

@@ -187,8 +187,7 @@ def _read_run(folder: Path) -> Run:
         task = build_task(manifest.task, manifest.source, **manifest.options)
     except (TypeError, ValueError) as error:  # two options of one name, or a value that the task refuses
         raise ValueError(f"{place}: {error}") from None
-    metric = task.metric()
-    answers = [(record.prediction, record.reference) for record in records]
+    metric, answers = task.metric(), [(record.prediction, record.reference) for record in records]
     scores: dict[str, float] = {}
     own: list[float] = []
     if records:
@@ -210,13 +209,7 @@ def _read_run(folder: Path) -> Run:
     told = [(each.new_tokens, each.prediction) for each in records]
     one_token = all(count == len(said) if isinstance(said, list) else count <= tokens for count, said in told)
     return Run(
-        folder,
-        manifest,
-        pd.DataFrame(rows, index=[record.id for record in records], columns=SAMPLES),
-        scores,
-        bool(metric.higher_is_better),
-        one_token,
-        subtasks=tuple(name for name in metric.subtasks if name in scores),
-        asked=task.asks,
-        question_compressed=task.compresses_question,
-    )
+        folder, manifest, pd.DataFrame(rows, index=[record.id for record in records], columns=SAMPLES), scores,
+        bool(metric.higher_is_better), one_token, subtasks=tuple(name for name in metric.subtasks if name in scores),
+        asked=task.asks, question_compressed=task.compresses_question,
+    )  # fmt: skip

@@ -58,9 +58,7 @@ class Estimate:
         """Read the interval of a difference; None without an interval."""
         if not self.signed or self.low is None or self.high is None:
             return None
-        if self.low <= 0 <= self.high:
-            return "level"
-        return "better" if (self.low > 0) != self.falling else "worse"
+        return "level" if self.low <= 0 <= self.high else "better" if (self.low > 0) != self.falling else "worse"
 
     @property
     def value_text(self) -> str:
@@ -130,13 +128,10 @@ def _once(words: Sequence[str]) -> tuple[str, ...]:
 def estimate_of(parts: Sequence[Estimate]) -> Estimate:
     """Estimate the mean of the parts, samples resampled within each."""
     whole = replace(
-        parts[0],
-        value=float(np.mean([part.value for part in parts])),
-        n=sum(part.n for part in parts),
-        marks=_once([mark for part in parts for mark in part.marks]),
-        moot=any(part.moot for part in parts),
+        parts[0], value=float(np.mean([part.value for part in parts])), n=sum(part.n for part in parts),
+        marks=_once([mark for part in parts for mark in part.marks]), moot=any(part.moot for part in parts),
         table_sn=None,
-    )
+    )  # fmt: skip
     tables = [part.table_sn for part in parts if part.table_sn is not None and part.table_sn.size]
     if len(tables) < len(parts):
         return whole
@@ -245,8 +240,7 @@ class ScoreTable:
 
 def make_tables(arms: Sequence[ArmResults]) -> tuple[ScoreTable, ...]:
     """Make the table of the paper's tasks, and those of all other image and text tasks, as far as there are results."""
-    present = sorted({task for arm in arms for task in arm.runs})
-    tables, falling = [], dict[str, list[str]]()
+    present, tables, falling = sorted({task for arm in arms for task in arm.runs}), [], dict[str, list[str]]()
     for run in (run for arm in arms for runs in arm.runs.values() for run in runs.values() if not run.higher_is_better):
         falling.setdefault(run.manifest.task, []).append(run.manifest.primary.replace("_", " "))
     below = {task: f"{task} ({', '.join(_once(names))}, lower is better)" for task, names in falling.items()}

@@ -183,5 +183,4 @@ def test_only_descriptions_have_attributes():
     assert embedded.SceneScore.figures("red 3", {"kind": "read", "answer": "red 3"}) == {"score": 1}
     metric = embedded.SceneScore()
     metric.update([answer, "red"], [{"kind": "list", "answer": answer}, {"kind": "color", "answer": "blue"}])
-    expected = {"score": 0.5, "place_f1": 1, "color_f1": 1, "digit_f1": 1}
-    assert metric.compute() == expected
+    assert metric.compute() == {"score": 0.5, "place_f1": 1, "color_f1": 1, "digit_f1": 1}

@@ -32,8 +32,7 @@ def test_a_papers_numbers_stand_beside_the_scores(tmp_path):
     write_run(tmp_path, facts("ours", 0.25), "ruler_4k", answers(range(30)), paper=77.5)
     write_run(tmp_path, facts("older", 0.5), "ruler_4k", answers(range(20)))
     report = make_report([tmp_path])
-    scores = sections(report)[0].frame.set_index("id")
-    assert list(scores["ruler_4k, paper"][["ours", "older"]]) == ["77.50", None]
+    assert list(sections(report)[0].frame.set_index("id")["ruler_4k, paper"][["ours", "older"]]) == ["77.50", None]
     assert r"ruler\_4k, paper" in exports.report_latex(report)
     rows = csv.DictReader(io.StringIO(exports.report_csv(report)))
     assert [row["paper"] for row in rows if row["score"] == "accuracy"] == ["", "0.775000"]

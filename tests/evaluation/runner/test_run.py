@@ -116,8 +116,7 @@ def test_prompts_that_lost_a_region_are_said_and_recorded(scenes, tmp_path):
 
 def test_more_samples_may_be_asked_later_and_no_others(scenes, tmp_path, asked):
     """The manifest says who answered what; fewer samples, and answers to another prompt, are refused."""
-    paper = {"tiny_fastv25_s16k4": {"scenes_gqa": 61.5}}
-    grid = scenes_grid(scenes, tmp_path / "out", ROUTED, limit=3, paper=paper)
+    grid = scenes_grid(scenes, tmp_path / "out", ROUTED, limit=3, paper={"tiny_fastv25_s16k4": {"scenes_gqa": 61.5}})
     (folder,) = run_grid(grid)
     manifest = Manifest.read(folder)
     assert manifest.paper == 61.5
