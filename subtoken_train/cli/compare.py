@@ -152,6 +152,8 @@ def advice(report: "Report") -> str:
     arms = {arm.name: arm for arm in report.arms}
     full = score_of(arms["full"], ["facts"])
     assert full is not None
+    if not full.value and len(report.task_names) == 1:
+        return "the full cache recalls none of these facts, so they tell no cache apart: --text FILE asks its loss, too"
     reads = full.value >= 0.5 or len(report.task_names) == 1
     task, what = ("facts", "% of the facts") if reads else ("text_loss", "nats a word")
     most = _ALIKE * share_of(arms["trained"], task) if "trained" in arms else 1.0

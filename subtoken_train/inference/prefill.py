@@ -80,8 +80,7 @@ def add_pages(cache: PackedCache, plan: Plan, eviction: EvictionPass) -> None:
         if sizes is not None:
             assert kept.rows_BN is not None
             competes_BM, budget_B = eviction.budgets[layer]
-            chosen_BN = take_rows(competes_BM, kept.rows_BN) & (kept.entries_BN >= 0)
-            marks = on_device([chosen_BN, budget_B], packed.device)
+            marks = on_device([take_rows(competes_BM, kept.rows_BN) & (kept.entries_BN >= 0), budget_B], packed.device)
             packed.blocks = with_pages(packed.blocks, PageReading(*sizes, *marks))
 
 

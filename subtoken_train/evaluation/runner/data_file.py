@@ -60,8 +60,7 @@ def go_on(path: Path, kind: dict[str, Any], batches: Sequence[Sequence[Sample]],
     text, place = path.read_text("utf-8") if path.is_file() else "", str(path)
     lines = text[: text.rfind("\n") + 1].splitlines() or [json.dumps(kind)]  # without a line that was cut off
     first, *held = [parse_json(line, place) for line in lines]
-    other = f"{place} was begun with other questions or settings; remove it, or name another --out"
-    refuse((first != kind, other))
+    refuse((first != kind, f"{place} was begun with other questions or settings; remove it, or name another --out"))
     write_whole(path, "".join(f"{line}\n" for line in lines))
     for found in held:
         yield [(typed(SampleRecord, record, place), typed(Outcome, outcome, place)) for record, outcome in found]
