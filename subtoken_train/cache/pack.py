@@ -8,17 +8,16 @@ channels of a piece, K kinds, k channels of a cut key.
 """
 
 import math
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from operator import itemgetter
 
 import torch
 from torch import Tensor
 
 from subtoken_train.cache.by_sample import select_part
-from subtoken_train.functional.gather import each_tensor, on_device, take_entries
+from subtoken_train.functional.gather import each_tensor, on_device, sent, take_entries
 from subtoken_train.kernels.choice import choose_kernel
 from subtoken_train.kernels.formats import MODEL, Format, Part, Payload
 from subtoken_train.kernels.row_table import DTYPES, Field, addresses
@@ -131,7 +130,7 @@ def _bit_of(num_groups: int, kv_heads: int, width: int, layout: Layout) -> list[
 def _bits(groups_BMS: Tensor, kv_heads: int, width: int, layout: Layout, shared: bool) -> tuple[Tensor, Tensor]:
     """Return flags of what entries store, bool [R, S, M], and which flag rules each piece, int32 [P]."""
     device = groups_BMS.device
-    piece_bit = _sent(_bit_of(groups_BMS.shape[-1], kv_heads, width, layout), torch.int32, device)
+    piece_bit = sent(_bit_of(groups_BMS.shape[-1], kv_heads, width, layout), torch.int32, device)
     flags_BSM = groups_BMS.transpose(1, 2)
     if shared:
         return flags_BSM, piece_bit
@@ -183,7 +182,7 @@ def pack_layer(
         alike.setdefault(each, []).append(row)
     table = torch.zeros(num_rows, len(marks.kinds), len(Field), dtype=torch.int64)
     for sizes, members in alike.items():
-        rows = None if len(alike) == 1 else _sent(members, torch.int64, key_BhNd.device)
+        rows = None if len(alike) == 1 else sent(members, torch.int64, key_BhNd.device)
         own = layer if rows is None or fused else each_tensor(layer, itemgetter(rows))
         held = [number for number, size in enumerate(sizes) if size or number == len(sizes) - 1]
         parts = []
@@ -254,15 +253,10 @@ def _room(own: _Rows, piece_bit: Tensor | None, number: int, shape: tuple[int, .
     assert own.flags_RSM is not None
     assert piece_bit is not None
     flags = None if _all_alike(bounds, size) else new(rows, own.flags_RSM.shape[1], -(-size // 8), dtype=torch.uint8)
-    offsets = _sent(bounds[:-1], torch.int32, piece_bit.device)
+    offsets = sent(bounds[:-1], torch.int32, piece_bit.device)
     pieces = payload("pieces", (bounds[-1],), width * heads // len(piece_bit))
     values = RoutedValues(flags, pieces, offsets, piece_bit.clone(), size, heads, bounds)
     return BlockPart(keys, values, kind.cut, stands)
-
-
-def _sent(numbers: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return numbers, one at least, on a device; the host does not wait for the copy."""
-    return torch.frombuffer(array("q", numbers), dtype=torch.int64).to(device, dtype, non_blocking=True)
 
 
 def _channels(plan: LayerPlan) -> Tensor | None:
@@ -327,30 +321,50 @@ class PageReading:
     budget_B: Tensor
 
 
-def with_pages(blocks: list[Block], reading: PageReading) -> list[Block]:
-    """Return the blocks with page indices; samples that read other numbers of pages get their own blocks."""
-    paged = []
-    for block in blocks:
-        (part,) = block.parts
-        keys_RcMd, size = part.keys.read(), reading.size
-        rows_R = torch.arange(block.num_rows, device=keys_RcMd.device) if block.rows is None else block.rows
-        number = part.entries // size
-        chosen_RM = reading.chosen_BM[rows_R, : part.entries]
-        forced_RP = ~chosen_RM[:, : number * size].reshape(block.num_rows, number, size).all(-1)
-        if number * size == part.entries:
-            forced_RP[:, -1:] = True  # the latest entries; a page that is begun holds them otherwise
-        free_R = (~forced_RP).sum(-1)
-        always_R = chosen_RM.sum(-1) - free_R * size  # of those it chooses among; only forced pages hold others
-        spare_R = (reading.budget_B[rows_R] - always_R).clamp(min=0) // size
-        begun = int(chosen_RM.shape[1] > number * size)
-        count_R = (number - free_R + spare_R).clamp(min=reading.least - begun).clamp(max=number)
-        for count in sorted(set(count_R.tolist())):
-            own_R = (count_R == count).nonzero()[:, 0]
-            all_alike = len(own_R) == block.num_rows
-            own = Block(block.rows, [part]) if all_alike else Block(rows_R[own_R], [select_part(part, own_R)])
-            if count < number:
-                keys = keys_RcMd[own_R, :, : number * size]
-                by_page = keys.reshape(*keys.shape[:2], number, size, keys.shape[-1])
-                own.pages = PageIndex(size, count, by_page.amin(3), by_page.amax(3), forced_RP[own_R])
-            paged.append(own)
-    return paged
+def with_pages(layers: Sequence[tuple[list[Block], PageReading]]) -> list[list[Block]]:
+    """Return layers' blocks with page indices; samples that read other numbers of pages get their own blocks.
+
+    The device is read once.
+    """
+    found = [[_pages(block, reading) for block in blocks] for blocks, reading in layers]
+    counted = [count_R for pages in found for _, count_R in pages]
+    known = iter(torch.cat([each.to(counted[0].device) for each in counted]).tolist() if counted else ())
+    made = list[list[Block]]()
+    for (blocks, reading), pages in zip(layers, found, strict=True):
+        made.append([])
+        for block, (forced_RP, count_R) in zip(blocks, pages, strict=True):
+            counts = list(islice(known, len(count_R)))
+            for count in sorted(set(counts)):
+                own = [row for row, each in enumerate(counts) if each == count]
+                made[-1].append(_block_of_pages(block, reading.size, count, forced_RP, own))
+    return made
+
+
+def _pages(block: Block, reading: PageReading) -> tuple[Tensor, Tensor]:
+    """Return the whole pages that a step always reads, bool [R, P], and how many it reads in all, int64 [R]."""
+    (part,), device = block.parts, reading.chosen_BM.device
+    rows_R = torch.arange(block.num_rows, device=device) if block.rows is None else block.rows
+    size, number = reading.size, part.entries // reading.size
+    chosen_RM = reading.chosen_BM[rows_R, : part.entries]
+    forced_RP = ~chosen_RM[:, : number * size].reshape(block.num_rows, number, size).all(-1)
+    if number * size == part.entries:
+        forced_RP[:, -1:].fill_(True)  # the latest entries; a page that is begun holds them otherwise
+    free_R = (~forced_RP).sum(-1)
+    always_R = chosen_RM.sum(-1) - free_R * size  # of those it chooses among; only forced pages hold others
+    spare_R = (reading.budget_B[rows_R] - always_R).clamp(min=0) // size
+    begun = int(chosen_RM.shape[1] > number * size)
+    return forced_RP, (number - free_R + spare_R).clamp(min=reading.least - begun).clamp(max=number)
+
+
+def _block_of_pages(block: Block, size: int, count: int, forced_RP: Tensor, own: list[int]) -> Block:
+    (part,), number, rows, numbers = block.parts, forced_RP.shape[1], block.rows, block.numbers
+    if len(own) < block.num_rows:
+        own_R, all_numbers = sent(own, torch.int64, forced_RP.device), numbers or range(block.num_rows)
+        part, forced_RP, rows = select_part(part, own_R), forced_RP[own_R], own_R if rows is None else rows[own_R]
+        numbers = [all_numbers[row] for row in own]
+    made = Block(rows, [part], numbers=numbers)
+    if count < number:
+        keys_RcMd = part.keys.read()[:, :, : number * size]
+        by_page = keys_RcMd.reshape(*keys_RcMd.shape[:2], number, size, keys_RcMd.shape[-1])
+        made.pages = PageIndex(size, count, by_page.amin(3), by_page.amax(3), forced_RP)
+    return made

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from subtoken_train.errors import refuse
 from subtoken_train.functional.gather import last_marked
 from subtoken_train.functional.merging import Merge
 from subtoken_train.types import Region
@@ -113,6 +114,7 @@ class Eviction(Method, ABC):
         least = int(not self.may_empty)
         # a layer that is kept alone comes with the counts of all
         best_L = [self.at_budget(*layer) for layer in zip(scores, competes_LBN, count_LB, strict=False)]
+        check_fitting(self, best_L)
         facts = [best_facts(best.scores_BhN, count, least) for best, count in zip(best_L, count_LB, strict=False)]
         known = torch.stack(facts).tolist()  # of all layers, read at once
         kept = []
@@ -229,10 +231,21 @@ def _ranked(scores_BhN: Tensor, competes_BN: Tensor, protected_BN: Tensor) -> Te
     return ((class_BN << 32)[:, None] + within_BhN) * length + (length - 1 - places_N)
 
 
-def fitting(name: str, window: float, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
-    """Return the scores; refuse a window of a fixed length whose competing entries are more than may stay."""
+BEYOND = "beyond"
+
+
+def fitting(window: float, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
+    """Return the scores; of a window of a fixed length they note what ``check_fitting`` reads of all layers at once."""
+    if not isinstance(window, int):
+        return scores
     least_B = count_Bh if count_Bh.dim() == 1 else count_Bh.amin(-1)
-    if isinstance(window, int) and bool(((scores.protected_BN & competes_BN).sum(-1) > least_B).any()):
-        words = f"{name} window={window} is larger than the budget of {int(least_B.min())} entries"
-        raise ValueError(f"{words}; use a smaller window (0.1: a share of the budget) or a larger eviction_keep")
-    return scores
+    beyond = ((scores.protected_BN & competes_BN).sum(-1) > least_B).any()
+    return replace(scores, notes={**scores.notes, BEYOND: torch.stack([beyond.long(), least_B.min()])})
+
+
+def check_fitting(method: Any, scores: Sequence[Scores]) -> None:
+    """Refuse a window of a fixed length whose competing entries are more than may stay in a layer."""
+    noted, own = [layer.notes[BEYOND] for layer in scores if BEYOND in layer.notes], (method, *method.inside)[-1]
+    for beyond, least in torch.stack(noted).tolist() if noted else ():
+        words = f"{own.name} window={own.window} is larger than the budget of {least} entries" if beyond else ""
+        refuse((words, f"{words}; use a smaller window (0.1: a share of the budget) or a larger eviction_keep"))

@@ -78,8 +78,7 @@ class DuoAttention(Eviction):
         if self.calibrated is None:
             alpha_Bh = attention_outside(view, sinks, recent)
         else:
-            alpha_h = torch.tensor(self.calibrated.numbers.alpha[view.layer], device=place_BN.device)
-            alpha_Bh = alpha_h.expand(len(place_BN), heads)
+            alpha_Bh = self.numbers_of(view.layer, place_BN.device, "alpha").expand(len(place_BN), heads)
         scores_BhN = place_BN[:, None].float().expand(-1, heads, -1)
         return Scores(scores_BhN, view.entries_BN & (place_BN <= sinks), notes={"alpha": alpha_Bh})
 

@@ -129,8 +129,6 @@ def entropy_of(view: View, rows_BN: Tensor, keys_BN: Tensor) -> Tensor:
     """Return the entropy of marked rows' attention over the marked keys, later ones too, row and head mean, [B]."""
     total_B = torch.zeros(len(rows_BN), device=rows_BN.device)
     everywhere = rows_BN.shape[1]  # as if all keys lay before the first row
-    if not bool(rows_BN.any()):
-        return total_B
     for _, paid_BHWN in attention_blocks(view.query_BHNd, view.key_BhNd, rows_BN, keys_BN, view.scale, everywhere):
         total_B += torch.special.entr(paid_BHWN).sum((2, 3)).mean(1)
     return total_B / rows_BN.sum(-1).clamp(min=1)

@@ -14,7 +14,9 @@ from torch.nn import functional as F
 
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.observers import over_groups
+from subtoken_train.functional import causal_attention
 from subtoken_train.functional.hashing import uniform_hash
+from subtoken_train.types import Region
 from subtoken_train.view.method import setting
 from subtoken_train.view.scores import Scale, Scores
 from subtoken_train.view.view import Need, Online, View
@@ -135,8 +137,7 @@ class LagKV(Eviction):
         batch, kv_heads, length, _ = view.key_BhNd.shape
         scores_BhN = torch.zeros(batch, kv_heads, length, device=entries_BN.device)
         protected_BN = torch.zeros_like(entries_BN)
-        for sample, entries_N in enumerate(entries_BN):  # partitions begin at each sample's own entries
-            rows_n = entries_N.nonzero()[:, 0]
+        for sample, rows_n in enumerate(view.places()):  # partitions begin at a sample's own
             states = [each[sample].index_select(1, rows_n).float() for each in (view.key_BhNd, view.value_BhNd)]
             scores_hn, protected_n = self._score_sample(*states)
             scores_BhN[sample][:, rows_n] = scores_hn
@@ -231,12 +232,18 @@ def leverage_scores(vectors_hNd: Tensor, sketch_hdk: Tensor) -> Tensor:
     x_hNk = (vectors_hNd.float() - vectors_hNd.float().mean(1, keepdim=True)) @ sketch_hdk
     gram_hkk = x_hNk.transpose(-1, -2) @ x_hNk
     identity_kk = torch.eye(gram_hkk.shape[-1], device=gram_hkk.device)
-    for attempt in range(TRIES):
-        factor_hkk, failed_h = torch.linalg.cholesky_ex(gram_hkk + JITTER * 10**attempt * identity_kk)
-        if not bool(failed_h.any()):
-            break
+    if gram_hkk.device.type in causal_attention.DEVICES:  # all at once: nothing is read
+        jitter_T = JITTER * 10.0 ** torch.arange(TRIES, device=gram_hkk.device)
+        factor_Thkk, failed_Th = torch.linalg.cholesky_ex(gram_hkk + jitter_T[:, None, None, None] * identity_kk)
+        served_T = ~failed_Th.bool().any(-1)
+        factor_hkk = factor_Thkk[served_T.int().argmax(keepdim=True)][0].where(served_T.any(), torch.nan)
     else:
-        raise AssertionError("vectors without a Cholesky factor")
+        for attempt in range(TRIES):
+            factor_hkk, failed_h = torch.linalg.cholesky_ex(gram_hkk + JITTER * 10**attempt * identity_kk)
+            if not bool(failed_h.any()):
+                break
+        else:
+            raise AssertionError("vectors without a Cholesky factor")
     # |L^-1 x|^2 is x^T G^-1 x
     scores_hN: Tensor = torch.linalg.solve_triangular(factor_hkk, x_hNk.transpose(-1, -2), upper=False).square().sum(1)
     return scores_hN
@@ -282,22 +289,24 @@ class Compactor(Eviction):
     seed: int = setting(0, 0, 1 << 32)
 
     def score(self, view: View) -> Scores:
-        place_BN = view.entries_BN.cumsum(-1)
-        inner_BN = (place_BN > self.sinks) & (place_BN <= view.entries_BN.sum(-1, keepdim=True) - self.last)
-        inner_BN = inner_BN & view.entries_BN
         key_BhNd = view.unrotated_keys()
         _, kv_heads, _, width = key_BhNd.shape
         sketch_hdk = gaussian_sketch(kv_heads, width, self.sketch, self.seed * 1_000 + view.layer).to(key_BhNd.device)
         attention_BhN, leverage_BhN = (torch.zeros_like(key_BhNd[..., 0]) for _ in range(2))
-        for sample, inner_N in enumerate(inner_BN):  # chunks and means are those of its own entries
-            rows_n = inner_N.nonzero()[:, 0]
+        for sample, rows_n in enumerate(view.places(self._inner)):  # chunks and means are those of its own entries
             if not len(rows_n):
                 continue
             own_hnd = key_BhNd[sample].index_select(1, rows_n)
             leverage_BhN[sample][:, rows_n] = standardised(leverage_scores(own_hnd, sketch_hdk))
             attention_BhN[sample][:, rows_n] = standardised(self._attention(view, sample, rows_n))
-        found = Scores(attention_BhN, view.entries_BN & ~inner_BN, notes={"leverage": leverage_BhN})
+        always_BN = view.entries_BN & ~self._inner(view.regions_BN)
+        found = Scores(attention_BhN, always_BN, notes={"leverage": leverage_BhN})
         return found if self.blending is None else _blended(found, self.blending)
+
+    def _inner(self, regions_BN: Tensor) -> Tensor:
+        entries_BN = regions_BN != Region.PADDING
+        place_BN = entries_BN.cumsum(-1)
+        return entries_BN & (place_BN > self.sinks) & (place_BN <= place_BN[:, -1:] - self.last)
 
     def at_budget(self, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
         if self.blending is not None:

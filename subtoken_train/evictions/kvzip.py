@@ -106,7 +106,7 @@ class KVzip(PooledBudget):
         """Score the entries of the task's chunk, [B, h, N]; 0 elsewhere."""
         entries_BN = view.regions_BN != Region.PADDING
         sinks_BN = entries_BN & (entries_BN.cumsum(-1) <= self.sinks)
-        chosen, index_BC = view.among(view.about_BN | sinks_BN)
+        chosen, index_BC = view.among(view.about_BN | sinks_BN, self.chunk + self.sinks)
         scores_BhC = over_groups(self._received(chosen), view.value_BhNd.shape[1], "max")
         scores_BhN = scores_BhC.new_zeros(*scores_BhC.shape[:2], entries_BN.shape[1])
         # padding of the choice points to row 0 and scores 0

@@ -175,7 +175,7 @@ class QFilter(Eviction):
             gram_BHdd, sum_BHd = query_moments(view.query_BHNd, view.entries_BN)
             direction_Bhd = directions(gram_BHdd, sum_BHd, key_BhNd.shape[1]).to(key_BhNd)
         else:
-            direction_hd = torch.tensor(self.calibrated.numbers.direction[view.layer]).to(key_BhNd)
+            direction_hd = self.numbers_of(view.layer, key_BhNd.device, "direction")
             direction_Bhd = direction_hd.expand(len(key_BhNd), -1, -1)
         return Scores((key_BhNd * direction_Bhd[:, :, None]).sum(-1), torch.zeros_like(view.entries_BN))
 
@@ -345,17 +345,17 @@ class TriAttention(Eviction):
     window: int | float = window_setting(0.1)
 
     def score(self, view: View) -> Scores:
-        numbers, key_BhNd, entries_B1N = self.read_numbers(), view.key_BhNd.float(), view.entries_BN[:, None]
+        key_BhNd, entries_B1N = view.key_BhNd.float(), view.entries_BN[:, None]
         rotation = view.rotate(view.next_position + (2 ** torch.arange(DISTANCES, device=key_BhNd.device))).mean()
         samples = len(key_BhNd) // view.heads
 
-        def of_rows(table_Hd: list[list[float]]) -> Tensor:
-            own_hHd = torch.tensor(table_Hd, device=key_BhNd.device).view(view.heads, -1, key_BhNd.shape[-1])
+        def of_rows(name: str) -> Tensor:
+            own_hHd = self.numbers_of(view.layer, key_BhNd.device, name).view(view.heads, -1, key_BhNd.shape[-1])
             return own_hHd.repeat(samples, 1, 1)[:, :, None]  # while tokens are decoded, a sample's heads are rows
 
-        mean_BH1d, length_BH1d = of_rows(numbers.mean[view.layer]), of_rows(numbers.length[view.layer])
+        mean_BH1d, length_BH1d = of_rows("mean"), of_rows("length")
         spread_BH1d = (length_BH1d - pair_lengths(mean_BH1d, rotation)).clamp(min=0)
-        spread_BH1d[..., rotation.cos_BNr.shape[-1] :] = 0
+        spread_BH1d[..., rotation.cos_BNr.shape[-1] :].zero_()
         scores_BHN = grouped_products(rotation.turn(mean_BH1d), key_BhNd)
         scores_BHN += grouped_products(spread_BH1d, pair_lengths(key_BhNd, rotation)) / 2  # pairs stand there twice
         count_B11 = view.entries_BN.sum(-1).clamp(min=1)[:, None, None]
@@ -368,7 +368,7 @@ class TriAttention(Eviction):
         count_B, window = layer_count(count_Bh), self.window
         last_B = torch.full_like(count_B, window) if isinstance(window, int) else share_of(count_B, window)
         protected = protect_last(scores, scores.notes["entries"], last_B)
-        return fitting(self.name, window, protected, competes_BN, count_Bh)
+        return fitting(window, protected, competes_BN, count_Bh)
 
 
 def grouped_products(query_BHnd: Tensor, key_BhNd: Tensor) -> Tensor:

@@ -275,7 +275,7 @@ class HeadKV(SnapKV):
     def score(self, view: View) -> Scores:
         found = super().score(view)
         rows, heads = found.scores_BhN.shape[:2]
-        own = torch.tensor(self.read_numbers().score[view.layer], device=found.scores_BhN.device)
+        own = self.numbers_of(view.layer, found.scores_BhN.device, "score")
         own_Rc = own.view(-1, heads)  # while tokens are decoded, a sample's heads are rows
         return replace(found, notes={"head": own_Rc.repeat(rows // len(own_Rc), 1)})
 
@@ -351,7 +351,7 @@ class RKV(Windowed):
         return Scores(self.importance * important_BhN - (1 - self.importance) * repeated_BhN, window_BN)
 
     def at_budget(self, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
-        return fitting(self.name, self.window, scores, competes_BN, count_Bh)
+        return fitting(self.window, scores, competes_BN, count_Bh)
 
 
 def window_attention(view: View, index_BW: Tensor, before_BN: Tensor) -> Tensor:

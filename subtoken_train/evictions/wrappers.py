@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from subtoken_train.calibrations import CalibratedNumbers
 from subtoken_train.errors import check_range, refuse
-from subtoken_train.evictions.base import Eviction, Wrapper, keep_best_entries
+from subtoken_train.evictions.base import Eviction, Wrapper, check_fitting, keep_best_entries
 from subtoken_train.evictions.budgets import (
     competing_counts,
     divide_budget,
@@ -101,7 +101,7 @@ class LearnedBudgets(Wrapper):
 
     def score(self, view: View) -> Scores:
         found = self.base.score(view)
-        share_h = torch.tensor(self.read_numbers().score[view.layer], device=found.scores_BhN.device)
+        share_h = self.numbers_of(view.layer, found.scores_BhN.device, "score")
         return replace(found, notes={**found.notes, SHARE: share_h.expand(found.scores_BhN.shape[:2])})
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
@@ -136,7 +136,9 @@ class Pooled(Wrapper):
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         base = self.base.counts(scores, candidates)
         layers = zip(scores, candidates.competes_LBN, base, strict=True)
-        found = [protected_first(self.inside[-1].at_budget(*layer)) for layer in layers]
+        best_L = [self.inside[-1].at_budget(*layer) for layer in layers]
+        check_fitting(self, best_L)
+        found = list(map(protected_first, best_L))
         each_LB = base.sum(-1) if base.dim() == 3 else base * found[0].shape[1]
         return pooled_head_counts(found, candidates, 1, each_LB.sum(0))
 
@@ -232,7 +234,8 @@ class CriticalKV(Wrapper):
     def at_budget(self, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
         its, share = self.base.at_budget(scores, competes_BN, count_Bh), exact(self.first_share)
         first_Bh = count_Bh * share.numerator // share.denominator
-        stage_BhN = keep_best_entries(its.scores_BhN, competes_BN, its.protected_BN, first_Bh, least=0)
+        known = (0, 0, its.scores_BhN.shape[-1])  # as little as that: nothing is read
+        stage_BhN = keep_best_entries(its.scores_BhN, competes_BN, its.protected_BN, first_Bh, 0, known)
         return replace(its, scores_BhN=two_stages(its.scores_BhN, stage_BhN, scores.notes[NORM], self.epsilon))
 
 
@@ -290,28 +293,34 @@ class Ada(Wrapper):
         base = self.base.counts(scores, candidates)
         heads = scores[0].scores_BhN.shape[1]
         total_LB = base.sum(-1) if base.dim() == 3 else base * heads
-        counted = []
-        for layer, competes_BN in enumerate(candidates.competes_LBN):
-            its = self.inside[-1].at_budget(scores[layer], competes_BN, base[layer])
+        share = exact(self.alpha) if self.safeguard == "floor" else exact(0)
+        counted, always, below = [], [], list[Tensor]()
+        best_L = list(map(self.inside[-1].at_budget, scores, candidates.competes_LBN, base))
+        check_fitting(self, best_L)
+        for its, competes_BN, total_B in zip(best_L, candidates.competes_LBN, total_LB, strict=False):
             scores_BhN = its.scores_BhN.float()
+            always.append((competes_BN & its.protected_BN).sum(-1))
             if self.normalise:
                 free_BN = competes_BN & ~its.protected_BN
-                best_B = total_LB[layer] // heads - (competes_BN & its.protected_BN).sum(-1)
-                if bool((scores_BhN.masked_fill(~free_BN[:, None], 0.0) < 0).any()):
-                    name = self.inside[-1].name
-                    raise ValueError(f"ada normalise compares sums of scores, and those of {name} are below 0")
+                best_B = total_B // heads - always[-1]
                 best_BhN = scores_BhN.masked_fill(~free_BN[:, None], 0.0).sort(dim=-1, descending=True).values
+                below.append((best_BhN < 0).any())
                 within_BN = torch.arange(best_BhN.shape[-1], device=best_B.device) < best_B[:, None]
                 sum_Bh1, least = best_BhN.sum(-1, keepdim=True), torch.finfo(torch.float32).tiny
                 share_Bh1 = (best_BhN * within_BN[:, None]).sum(-1, keepdim=True) / sum_Bh1.clamp(min=least)
                 scores_BhN = scores_BhN * torch.where(sum_Bh1 > 0, share_Bh1, 1.0)
-            own, share = (scores_BhN, competes_BN, its.protected_BN, total_LB[layer]), exact(self.alpha)
-            if self.safeguard == "floor":
-                counted.append(pair_counts(*own, own[-1] * share.numerator // (share.denominator * heads)))
-            else:
-                won_Bh = pair_counts(*own, torch.zeros_like(own[-1]))
-                counted.append(blended(won_Bh, competes_BN, its.protected_BN, self.alpha))
-        return torch.stack(counted)
+            floor_B = total_B * share.numerator // (share.denominator * heads)
+            counted.append(pair_counts(scores_BhN, competes_BN, its.protected_BN, total_B, floor_B))
+        if below and bool(torch.stack(below).any()):
+            raise ValueError(f"ada normalise compares sums of scores, and those of {self.inside[-1].name} are below 0")
+        won_LBh = torch.stack(counted)
+        if self.safeguard == "floor":
+            return won_LBh
+        won_hT, always_T = won_LBh.flatten(0, 1).T, torch.cat(always)  # columns of all layers and samples
+        total_T, entries_hT = won_hT.sum(0), competing_counts(candidates).flatten().expand(heads, -1)
+        share_hT = (1 - self.alpha) * won_hT.cpu().double() + self.alpha * total_T.cpu().double() / heads
+        least_hT = torch.minimum(always_T.clamp(min=1), total_T // heads).expand(heads, -1)
+        return divide_budget(share_hT, total_T, least_hT, entries_hT).T.to(won_hT.device).reshape(won_LBh.shape)
 
 
 def pair_counts(
@@ -329,12 +338,3 @@ def pair_counts(
     limits = torch.finfo(torch.float32)
     rank_BhN = scores_BhN.float().clamp(limits.min, limits.max).masked_fill(first_BhN, torch.inf)
     return pooled_counts(rank_BhN.masked_fill(~competes_BN[:, None], -torch.inf), total_B, 0)
-
-
-def blended(won_Bh: Tensor, competes_BN: Tensor, protected_BN: Tensor, alpha: float) -> Tensor:
-    """Mix ``1 - alpha`` of what each head won with ``alpha`` of an equal share (1 at least), same sum, [B, h]."""
-    heads, total_B, protected_B = won_Bh.shape[1], won_Bh.sum(-1), (protected_BN & competes_BN).sum(-1)
-    share_hB = ((1 - alpha) * won_Bh.cpu().double() + alpha * total_B[:, None].cpu().double() / heads).T
-    least_B = torch.minimum(protected_B.clamp(min=1), total_B // heads)
-    entries_hB = competes_BN.sum(-1).expand(heads, -1)
-    return divide_budget(share_hB, total_B, least_B.expand(heads, -1), entries_hB).T.to(won_Bh.device)

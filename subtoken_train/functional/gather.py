@@ -3,6 +3,7 @@
 Legend: B batch, N positions before, M positions after, D width; R rows of c heads, d head width, k channels of it.
 """
 
+from array import array
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
@@ -77,6 +78,11 @@ def masked_mean(rows_BND: Tensor, mask_BN: Tensor) -> Tensor:
 def last_marked(marked_BN: Tensor, count_B1: Tensor | int) -> Tensor:
     """Mark the last ``count_B1`` of each sample's marked places, bool [B, N]; all of them where there are fewer."""
     return marked_BN & (marked_BN.flip(-1).cumsum(-1).flip(-1) <= count_B1)
+
+
+def sent(numbers: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return numbers, one at least, on a device; the host does not wait for the copy."""
+    return torch.frombuffer(array("q", numbers), dtype=torch.int64).to(device, dtype, non_blocking=True)
 
 
 def on_device(parts: T, device: torch.device) -> T:

@@ -21,7 +21,8 @@ _STEP = -7046029254386353131
 
 def uniform_hash(*keys: Tensor | int) -> Tensor:
     """Hash broadcastable int64 keys (at least one a tensor) to uniform numbers in [0, 1), float32."""
-    state = torch.tensor(_STEP)  # not 0, which the mixing below would leave at 0 for keys of 0
+    device = next(key.device for key in keys if isinstance(key, Tensor))
+    state = torch.full((), _STEP, device=device)  # not 0, which the mixing below would leave at 0 for keys of 0
     for key in keys:
         state = state.to(key.device) if isinstance(key, Tensor) else state
         mixed = (state + key) * _STEP

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from subtoken_train.functional import causal_attention
 from subtoken_train.functional.gather import kept_index, take_rows
 
 Merge = Literal["none", "average", "weighted", "pivot", "position"]
@@ -22,9 +23,12 @@ PAIRS = 2**25  # similarities that exist at a time
 
 
 def merged(
-    kind: Merge, key_BhNd: Tensor, value_BhNd: Tensor, keep_BhN: Tensor, entries_BN: Tensor
+    kind: Merge, key_BhNd: Tensor, value_BhNd: Tensor, keep_BhN: Tensor, entries_BN: Tensor, most: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Merge a layer's dropped entries into kept ones; return keys and values after it, [B, h, N, d] each."""
+    """Merge a layer's dropped entries into kept ones; return keys and values after it, [B, h, N, d] each.
+
+    ``most``: entries that a head keeps at most, where that is known: of a GPU nothing is read then.
+    """
     if kind == "none":
         return key_BhNd, value_BhNd
     weight_BhN = None
@@ -33,7 +37,7 @@ def merged(
     else:
         keep_BhN = keep_BhN.expand(key_BhNd.shape[:3])
         dropped_BhN = entries_BN[:, None] & ~keep_BhN
-        target_BhN, cosine_BhN = nearest_key(key_BhNd, keep_BhN, dropped_BhN)
+        target_BhN, cosine_BhN = nearest_key(key_BhNd, keep_BhN, dropped_BhN, most)
         if kind == "weighted":
             weight_BhN = torch.where(dropped_BhN, (1 + cosine_BhN) / 2, 1.0)
         elif kind == "pivot":
@@ -42,16 +46,19 @@ def merged(
     return joined_means(key_BhNd, target_BhN, weight_BhN), joined_means(value_BhNd, target_BhN, weight_BhN)
 
 
-def nearest_key(key_BhNd: Tensor, kept_BhN: Tensor, dropped_BhN: Tensor) -> tuple[Tensor, Tensor]:
+def nearest_key(
+    key_BhNd: Tensor, kept_BhN: Tensor, dropped_BhN: Tensor, most: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Find for every dropped row the kept one of its head whose key is most like its own, and the cosine, [B, h, N]."""
     shape, length = kept_BhN.shape, kept_BhN.shape[2]
     unit_RNd = functional.normalize(key_BhNd.flatten(0, 1).float(), dim=-1)
-    kept_RK, stays_RK = kept_index(kept_BhN.flatten(0, 1), pad_left=False)
-    going_RW, goes_RW = kept_index(dropped_BhN.flatten(0, 1), pad_left=False)
-    target_RN = torch.arange(length, device=key_BhNd.device).repeat(len(unit_RNd), 1)
+    read = most is None or key_BhNd.device.type not in causal_attention.DEVICES
+    kept_RK, stays_RK = kept_index(kept_BhN.flatten(0, 1), False, None if read else most)
+    going_RW, goes_RW = kept_index(dropped_BhN.flatten(0, 1), False, None if read else length)
+    target_RN = torch.arange(length + 1, device=key_BhNd.device).repeat(len(unit_RNd), 1)  # the last is no row
     cosine_RN = torch.zeros(target_RN.shape, device=key_BhNd.device)
     if not kept_RK.shape[1]:
-        return target_RN.view(shape), cosine_RN.view(shape)
+        return target_RN[:, :-1].reshape(shape), cosine_RN[:, :-1].reshape(shape)
     anchors_RKd, step = take_rows(unit_RNd, kept_RK), max(1, PAIRS // kept_RK.numel())
     goes_RW = goes_RW & stays_RK[:, :1]
     for start in range(0, going_RW.shape[1], step):
@@ -59,10 +66,10 @@ def nearest_key(key_BhNd: Tensor, kept_BhN: Tensor, dropped_BhN: Tensor) -> tupl
         with torch.autocast(unit_RNd.device.type, enabled=False):
             like_RWK = take_rows(unit_RNd, rows_RW) @ anchors_RKd.mT
         best_RW, place_RW = like_RWK.masked_fill(~stays_RK[:, None], -torch.inf).max(-1)
-        row, column = there_RW.nonzero(as_tuple=True)
-        target_RN[row, rows_RW[row, column]] = kept_RK.gather(1, place_RW)[row, column]
-        cosine_RN[row, rows_RW[row, column]] = best_RW[row, column]
-    return target_RN.view(shape), cosine_RN.view(shape)
+        rows_RW = rows_RW.where(there_RW, length)
+        target_RN.scatter_(1, rows_RW, kept_RK.gather(1, place_RW))
+        cosine_RN.scatter_(1, rows_RW, best_RW)
+    return target_RN[:, :-1].reshape(shape), cosine_RN[:, :-1].reshape(shape)
 
 
 def nearest_anchor(anchors_BhN: Tensor, entries_BN: Tensor) -> Tensor:

@@ -6,13 +6,14 @@ counted once they are chosen, and chosen again among fewer where they take too m
 Legend: B batch, L layers, M rows of a layer, h key-value heads, S value groups.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from subtoken_train.engine.modes import InputObserver
 from subtoken_train.engine.prompt_pass import Rows, are_finite
@@ -37,7 +38,8 @@ def entries_for_bytes(
     cost_BM = torch.zeros(regions_BM.shape, dtype=torch.float64, device=regions_BM.device)
     for thin_BM, channels in ((~cut_BM, 1.0), (cut_BM, budget.key_channels)):
         for own_BM, stored in ((in_region_BM, budget), (~in_region_BM, kv.KVBudget())):
-            cost_BM[thin_BM & own_BM] = kv.entry_bytes(shape, replace(stored, key_channels=channels))
+            cost = kv.entry_bytes(shape, replace(stored, key_channels=channels))
+            cost_BM = cost_BM.masked_fill(thin_BM & own_BM, cost)
     cost_BM = cost_BM.masked_fill(regions_BM == Region.PADDING, 0)
     fixed_B = (cost_BM * ~competes_BM).sum(-1) + kv.fill_bytes(shape, budget) + kv.basis_bytes(shape, budget)
     fixed_B += kv.channel_index_bytes(shape, budget.key_channels) * cut_BM.any(-1)
@@ -150,6 +152,7 @@ class EvictionPass:
         self._older: list[Older] = []
         self._scales: dict[int, float] = {}
         self._input: dict[int, Tensor] = {}
+        self._known: MutableMapping[Tensor, tuple[Tensor, Tensor, Tensor, Tensor]] = WeakTensorKeyDictionary()
 
     @property
     def inputs(self) -> InputObserver | None:
@@ -254,9 +257,11 @@ class EvictionPass:
 
     def _budget(self, regions_BM: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return what competes in a layer, bool [B, M]; how much may stay, fp64 and int64 [B]; how much competes."""
-        competes_BM = self.compression.in_scope(regions_BM) & ~self._last_row(regions_BM)
-        exact_B = self._exact(regions_BM, competes_BM)
-        return competes_BM, exact_B, self._whole(exact_B), competes_BM.sum(-1)
+        if regions_BM not in self._known:
+            competes_BM = self.compression.in_scope(regions_BM) & ~self._last_row(regions_BM)
+            exact_B = self._exact(regions_BM, competes_BM)
+            self._known[regions_BM] = competes_BM, exact_B, self._whole(exact_B), competes_BM.sum(-1)
+        return self._known[regions_BM]
 
     def _whole(self, exact: Tensor) -> Tensor:
         """Budgets in whole entries, int64, 1 at least: the decimal that was written, not its binary neighbours."""

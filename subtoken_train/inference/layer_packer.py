@@ -179,7 +179,7 @@ class LayerPacker:
         states.keys = states.values = None
         here = kept if kept.entries_BN.device == keys.device else on_device(kept, keys.device)
         keep_BhM, entries_BM, position = (each.to(keys.device) for each in (keep_BhM, entries_BM, position))
-        keys, values = merged(self.compression.merging, keys, values, keep_BhM, entries_BM)
+        keys, values = merged(self.compression.merging, keys, values, keep_BhM, entries_BM, counts.longest)
         if self.key_cut is not None:
             here = replace(here, cut_keys=self.key_cut.cut(layer, here, keys))
             kept.cut_keys = on_device(here.cut_keys, kept.entries_BN.device)

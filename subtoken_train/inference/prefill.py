@@ -75,13 +75,17 @@ def who_drops(routing: RoutingConfig | None, compression: str) -> list[str]:
 
 def add_pages(cache: PackedCache, plan: Plan, eviction: EvictionPass) -> None:
     """Add a page index to the layers of a filled cache of which a step of decoding reads pages."""
+    paged = []
     for layer, (packed, kept) in enumerate(zip(cache.layers, plan.layers, strict=True)):
         sizes = eviction.method.pages(layer)
         if sizes is not None:
             assert kept.rows_BN is not None
             competes_BM, budget_B = eviction.budgets[layer]
             marks = on_device([take_rows(competes_BM, kept.rows_BN) & (kept.entries_BN >= 0), budget_B], packed.device)
-            packed.blocks = with_pages(packed.blocks, PageReading(*sizes, *marks))
+            paged.append((packed, PageReading(*sizes, *marks)))
+    made = with_pages([(packed.blocks, reading) for packed, reading in paged])
+    for (packed, _), blocks in zip(paged, made, strict=True):
+        packed.blocks = blocks
 
 
 @dataclass(frozen=True)

@@ -5,18 +5,20 @@ Legend: B batch, N positions, H query heads, h key-value heads, Q query rows, d 
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, ClassVar, get_type_hints
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from subtoken_train.calibrations import Calibration
 from subtoken_train.errors import refuse
 from subtoken_train.evictions import EVICTIONS
-from subtoken_train.evictions.base import Eviction, keep_best_entries
+from subtoken_train.evictions.base import Eviction, check_fitting, keep_best_entries
+from subtoken_train.functional.gather import sent
 from subtoken_train.kernels.storage import page_bound
 from subtoken_train.reducers.base import ContextReducer
 from subtoken_train.types import Region
@@ -113,7 +115,7 @@ class Quest(ContextReducer):
         page_BN = page_index(context_BN, self.page_size)
         low_BhPd, high_BhPd = page_bounds(view.key_BhNd, page_BN, max(math.ceil(max(tokens) / self.page_size), 1))
         scores_BP = page_scores(view.query_BHNd, asks_BN, low_BhPd, high_BhPd)
-        count_B, window_B = torch.tensor([counts, windows], device=context_BN.device)
+        count_B, window_B = (sent(each, torch.long, context_BN.device) for each in (counts, windows))
         return keep_by_page(scores_BP, context_BN, self.page_size, count_B, window_B)
 
 
@@ -160,7 +162,7 @@ class ScoredContext(ContextReducer):
     def keep_context(self, view: View) -> Tensor:
         context_BN = view.in_scope_BN
         counts = [self.kept_tokens(count) if count else 0 for count in view.scope_counts]
-        count_B = torch.tensor(counts, device=context_BN.device)
+        count_B = sent(counts, torch.long, context_BN.device)
         with torch.autocast(context_BN.device.type, enabled=False):  # training must choose what inference chooses
             scorer, seen = self.scorer, self._before_the_question(view, context_BN, count_B)
             scores = scorer.score(seen)
@@ -168,6 +170,7 @@ class ScoredContext(ContextReducer):
                 about_BN, again_BhN = view.again
                 scores.scores_BhN = torch.where(about_BN[:, None], again_BhN, scores.scores_BhN)
             scores = scorer.at_budget(scores, context_BN, count_B)
+            check_fitting(scorer, [scores])
             mean_B1N = scores.scores_BhN.mean(1, keepdim=True)
         return keep_best_entries(mean_B1N, context_BN, scores.protected_BN, count_B, least=0)[:, 0]
 
@@ -176,9 +179,10 @@ class ScoredContext(ContextReducer):
         system_BN = view.regions_BN == Region.SYSTEM
         entries_BN = context_BN | system_BN
         last_B1 = view.position.masked_fill(~entries_BN, -1).amax(-1, keepdim=True)
-        regions_BN = view.regions_BN.masked_fill(~entries_BN, Region.PADDING)
+        if context_BN not in _alone:
+            _alone[context_BN] = view.regions_BN.masked_fill(~entries_BN, Region.PADDING)
         return view.replaced(
-            regions_BN=regions_BN,
+            regions_BN=_alone[context_BN],
             next_position=last_B1 + 1,
             needs=self.scorer.needs,
             attended_BN=(view.regions_BN == Region.CONTEXT) | system_BN,  # more than a window leaves
@@ -188,6 +192,9 @@ class ScoredContext(ContextReducer):
     def __reduce__(self) -> tuple[Any, ...]:
         return _remade, (self.name, dataclasses.asdict(self))
 
+
+_alone: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()
+"""By the context of a pass, which all layers share: the regions before the question."""
 
 _RECORDED = {
     "compactor": {"sinks": "sinks", "last": "last", "chunk": "chunk", "sketch_seed": "seed"},

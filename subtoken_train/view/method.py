@@ -9,6 +9,8 @@ from functools import cache, cached_property, partial
 from inspect import get_annotations
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
+import torch
+
 from subtoken_train.calibrations import CalibratedNumbers, Calibration, Unmade, read_calibration
 from subtoken_train.errors import MAX_TOKENS, check_range, unknown_name
 
@@ -63,6 +65,13 @@ class Method:
             reads = f"{name} reads numbers that are found for a backbone, and calibration names no file of them"
             raise ValueError(f"{reads}; {made}")
         return self.calibrated.numbers
+
+    def numbers_of(self, layer: int, device: torch.device, name: str) -> torch.Tensor:
+        """Return a layer's part of a calibrated table, fp32; the whole table goes to a device once."""
+        sent: dict[Any, torch.Tensor] = vars(self).setdefault("_sent", {})
+        if (name, device) not in sent:
+            sent[name, device] = torch.tensor(getattr(self.read_numbers(), name), device=device)
+        return sent[name, device][layer]
 
 
 def _name_of(method: Any) -> str:

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from subtoken_train.errors import unknown_name
+from subtoken_train.functional import causal_attention
 from subtoken_train.functional.causal_attention import (
     SlidingWindow,
     attention_blocks,
@@ -229,10 +230,16 @@ class View:
         """Return how many rows a sample marks at most, by a rule that marks them or more; counted for all layers."""
         if among is None or isinstance(among, int):
             return among
-        counts = _counted.setdefault(self.regions_BN, {})
-        if among not in counts:
-            counts[among] = int(among(self.regions_BN).sum(-1).max())
-        return counts[among]
+        return max(map(len, self.places(among)))
+
+    def places(self, rule: Rule | None = None) -> list[Tensor]:
+        """Return where a rule (None: all entries) marks each sample's rows, ascending, int64 [n]; read once a pass."""
+        found = _places.setdefault(self.regions_BN, {})
+        if rule not in found:
+            marks_BN = self.entries_BN if rule is None else rule(self.regions_BN)
+            order_BN = marks_BN.int().sort(dim=-1, descending=True, stable=True).indices
+            found[rule] = [row_N[:count] for row_N, count in zip(order_BN, marks_BN.sum(-1).tolist(), strict=True)]
+        return found[rule]
 
     def _asking(
         self, rows_BN: Tensor | None, keys_BN: Tensor | None
@@ -296,10 +303,14 @@ class View:
         slot_BW = self.entries_BN.sum(-1, keepdim=True) - window + torch.arange(window, device=order_BN.device)
         return order_BN.gather(1, slot_BW.clamp(min=0)).masked_fill(slot_BW < 0, -1)
 
-    def among(self, entries_BN: Tensor) -> "tuple[View, Tensor]":
-        """Return a view of some entries alone (others are padding), and their places, int64 [B, C], else 0."""
+    def among(self, entries_BN: Tensor, most: int | None = None) -> "tuple[View, Tensor]":
+        """Return a view of some entries alone (others are padding), and their places, int64 [B, C], else 0.
+
+        ``most``: entries of a sample at most, where that is known: of a GPU nothing is read then.
+        """
         length, reach = self.regions_BN.shape[1], self.reach
-        index_BC, valid_BC = kept_index(entries_BN & self.entries_BN, pad_left=False)
+        longest = None if most is None or entries_BN.device.type not in causal_attention.DEVICES else min(most, length)
+        index_BC, valid_BC = kept_index(entries_BN & self.entries_BN, False, longest)
         states = self.key_BhNd, self.value_BhNd
         keys, values = (take_rows(each.transpose(1, 2), index_BC).transpose(1, 2) for each in states)
         regions_BC, about_BC = (take_rows(x, index_BC) for x in (self.regions_BN, self.about_BN))
@@ -321,8 +332,8 @@ for _each in fields(View):
     if _each.default is ABSENT:
         delattr(View, _each.name)  # what a place lacks is then read by __getattr__
 
-_counted: MutableMapping[Tensor, dict[Rule, int]] = WeakTensorKeyDictionary()
-"""By the regions of some rows, which all layers that ran on them share: how many a rule marks of a sample at most."""
+_places: MutableMapping[Tensor, dict[Rule | None, list[Tensor]]] = WeakTensorKeyDictionary()
+"""By the regions of some rows, which all layers that ran on them share: what ``View.places`` found."""
 
 LayerView = TaskView = OnlineView = View
 """Names of earlier versions, by which methods written for them import it."""

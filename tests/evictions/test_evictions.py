@@ -316,11 +316,17 @@ def test_heads_that_differ_are_refused():
     refuses("heads of kvcompose keep different numbers", build_eviction, "chunk(kvcompose)", structured=False)
 
 
-@pytest.mark.parametrize("name", ["h2o", "elastic", "prefixkv", "finch", "kvcompose", "look_m", "aircache", "tgv_kv"])
+COUNTED = {
+    "h2o": {}, "elastic": {}, "prefixkv": {}, "finch": {}, "kvcompose": {"task": "aware"}, "look_m": {}, "meda": {},
+    "aircache": {"window": "last"}, "tgv_kv": {}, "lagkv": {"lag": 4, "cross_scoring": True},
+    "compactor": {"sinks": 1, "last": 1, "chunk": 8, "blending": 1.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COUNTED)
 def test_of_a_gpu_one_number_is_read_for_all_layers(name, monkeypatch):
-    """Attention of all rows: the first layer counts which rows ask, the others read nothing, and score the same."""
-    aware = {"task": "aware"} if name == "kvcompose" else {"window": "last"} if name == "aircache" else {}
-    method = build_eviction(name, **{f"{name}.{key}": value for key, value in aware.items()})
+    """The first layer counts rows, those that ask or all; the others read nothing, and score the same."""
+    method = build_eviction(name, **COUNTED[name])
     prompts = [PROMPTS["text before and after"], PROMPTS["two images"]]
     expected = [method.score(view) for view in layer_views(prompts, method.needs)]
     views = layer_views(prompts, method.needs)
