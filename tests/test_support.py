@@ -14,6 +14,7 @@ WAITING = {
     "masked_select": lambda: NUMBERS.masked_select(MARKS), "mask": lambda: NUMBERS[MARKS],
     "repeat": lambda: COUNTS.repeat_interleave(COUNTS), "unique": COUNTS.unique,
     "equal": lambda: torch.equal(COUNTS, COUNTS), "tensor": lambda: torch.tensor([1, 2]),
+    "factor": lambda: torch.linalg.cholesky(torch.eye(2)), "axes": lambda: torch.linalg.eigh(torch.eye(2)),
 }  # fmt: skip
 NOT_WAITING = {
     "index": lambda: NUMBERS[COUNTS], "repeat": lambda: COUNTS.repeat_interleave(2),

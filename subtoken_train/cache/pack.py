@@ -321,22 +321,15 @@ class PageReading:
     budget_B: Tensor
 
 
-def with_pages(layers: Sequence[tuple[list[Block], PageReading]]) -> list[list[Block]]:
-    """Return layers' blocks with page indices; samples that read other numbers of pages get their own blocks.
-
-    The device is read once.
-    """
-    found = [[_pages(block, reading) for block in blocks] for blocks, reading in layers]
-    counted = [count_R for pages in found for _, count_R in pages]
-    known = iter(torch.cat([each.to(counted[0].device) for each in counted]).tolist() if counted else ())
-    made = list[list[Block]]()
-    for (blocks, reading), pages in zip(layers, found, strict=True):
-        made.append([])
-        for block, (forced_RP, count_R) in zip(blocks, pages, strict=True):
-            counts = list(islice(known, len(count_R)))
-            for count in sorted(set(counts)):
-                own = [row for row, each in enumerate(counts) if each == count]
-                made[-1].append(_block_of_pages(block, reading.size, count, forced_RP, own))
+def with_pages(blocks: Sequence[tuple[Block, PageReading]]) -> list[list[Block]]:
+    """Give blocks page indices; rows that read other numbers of pages get their own blocks. The device is read once."""
+    found, made = [_pages(*each) for each in blocks], []
+    counted = [count_R.to(found[0][1].device) for _, count_R in found]
+    known = iter(torch.cat(counted).tolist() if counted else ())
+    for (block, reading), (forced_RP, count_R) in zip(blocks, found, strict=True):
+        counts = list(islice(known, len(count_R)))
+        rows = [(count, [row for row, each in enumerate(counts) if each == count]) for count in sorted(set(counts))]
+        made.append([_block_of_pages(block, reading.size, forced_RP, *own) for own in rows])
     return made
 
 
@@ -356,7 +349,7 @@ def _pages(block: Block, reading: PageReading) -> tuple[Tensor, Tensor]:
     return forced_RP, (number - free_R + spare_R).clamp(min=reading.least - begun).clamp(max=number)
 
 
-def _block_of_pages(block: Block, size: int, count: int, forced_RP: Tensor, own: list[int]) -> Block:
+def _block_of_pages(block: Block, size: int, forced_RP: Tensor, count: int, own: list[int]) -> Block:
     (part,), number, rows, numbers = block.parts, forced_RP.shape[1], block.rows, block.numbers
     if len(own) < block.num_rows:
         own_R, all_numbers = sent(own, torch.int64, forced_RP.device), numbers or range(block.num_rows)

@@ -67,6 +67,8 @@ class ContextSplit:
     again: Mapping[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     """By layer what a second pass over the contexts scored, ``View.again``."""
 
+    faults: list[Tensor] = field(default_factory=list)  # ``View.faults`` of the layers
+
     def __post_init__(self) -> None:
         """Read from the device, once, what every layer needs and none changes."""
         regions_BN = self.regions_BN
@@ -80,7 +82,7 @@ class ContextSplit:
         self.late_start = int(torch.where(self.late_BN.any(0), places_N, len(places_N)).min())
         self.asks_counts: list[int] = self.asks_BN.sum(-1).tolist()
         self._rest_BN = self.visible_BN & ~self.context_BN  # later rows see it, too
-        self.contexts: dict[int | None, tuple[Tensor, list[int], Tensor]] = {}
+        self.contexts: dict[int | None, tuple[Tensor, list[int], Tensor, Tensor]] = {}
         for size in {None, *self.windows}:
             held_BN = self.context_BN
             if size is not None:  # what the first late row of a sample still sees
@@ -88,7 +90,8 @@ class ContextSplit:
                 next_B1 = self.position_BN.masked_fill(~self.visible_BN, -1).amax(-1, keepdim=True) + 1
                 first_B1 = torch.where(self.late_BN, self.position_BN, next_B1).amin(-1, keepdim=True)
                 held_BN = held_BN & in_window(first_B1, self.position_BN, size)[:, 0]
-            self.contexts[size] = held_BN, held_BN.sum(-1).tolist(), held_BN | self._rest_BN
+            before_BN = regions_BN.masked_fill(~held_BN & (regions_BN != Region.SYSTEM), Region.PADDING)
+            self.contexts[size] = held_BN, held_BN.sum(-1).tolist(), held_BN | self._rest_BN, before_BN
         self._elsewhere: dict[torch.device, ContextSplit] = {}
 
     def window(self, layer: int) -> SlidingWindow | None:
@@ -107,25 +110,22 @@ class ContextSplit:
 
     def keep(self, layer: int, query_BHNd: Tensor, key_BhNd: Tensor, value_BhNd: Tensor, scale: float) -> Tensor:
         """Mark the context tokens that stay in ``layer``, bool [B, N], of those that its window still sees."""
-        kept_BN, counts, seen_BN = self.contexts[self.windows[layer] if self.windows else None]
-        kept_BN, self.seen[layer] = kept_BN.to(query_BHNd.device), seen_BN.to(query_BHNd.device)
+        held_BN, counts, *marks = self.contexts[self.windows[layer] if self.windows else None]
+        kept_BN, self.seen[layer], before_BN = (each.to(query_BHNd.device) for each in (held_BN, *marks))
         if self.reducer is not None and any(counts):
             assert self.position_BN is not None
             assert self.rotate is not None
+            query, key, value = (states.detach() for states in (query_BHNd, key_BhNd, value_BhNd))
+            given = layer, query, key, value, self.regions_BN, scale, self.reducer.needs, kept_BN
             view = View(
-                layer,
-                query_BHNd.detach(),
-                key_BhNd.detach(),
-                value_BhNd.detach(),
-                self.regions_BN,
-                scale,
-                self.reducer.needs,
-                kept_BN,
+                *given,
                 position=self.position_BN,
                 rotate=partial(self.rotate, layer),
                 asks_BN=self.asks_BN,
                 scope_counts=counts,
                 asks_counts=self.asks_counts,
+                before_BN=before_BN,
+                faults=self.faults,
                 reach=self.window(layer),
                 again=self.again.get(layer),
             )

@@ -196,23 +196,14 @@ class CompressedBackbone(nn.Module):
         if not run.acts or reducer.stage != "embeds":
             return
         assert isinstance(reducer, RankingReducer)
-        scout = partial(
-            scouted_row,
-            self.family,
-            hidden_BND=run.embeds_BND,
-            visible_BN=rows.visible_BM,
-            position_ids=rows.position,
-            row_B=run.batch.rank_position_B,
-            size=None if run.chunks is None else run.chunks.size,
-            deep_nBND=rows.deep_nBMD,
-            frozen=reducer.frozen_scout,
-        )
+        of_rows = run.embeds_BND, rows.visible_BM, rows.position, run.batch.rank_position_B
+        how = None if run.chunks is None else run.chunks.size, rows.deep_nBMD, reducer.frozen_scout
         view = View(
             regions_BN=run.batch.regions_BN,
             protected_BN=run.protected,
             rank_position_B=run.batch.rank_position_B,
             sample_seed_B=run.sample_seeds,
-            scout=scout,
+            scout=lambda layer: scouted_row(self.family, layer, *of_rows, *how),
             hidden_BND=run.embeds_BND,
             videos=partial(self.family.video_frames, run.batch),
         )
@@ -232,17 +223,10 @@ class CompressedBackbone(nn.Module):
         if not any_context and bool((batch.labels_BN == IGNORE_INDEX).all()):
             return  # prompts too short to have a context; what is trained still runs every router
         run.state = self._routing_state(run, deferred=True)
+        spared_BM, asks_BM = take_rows(run.protected, run.rows.index_BM), question_rows(batch, run.rows)
+        collects, of_rows = run.cache is not None, (self.family.windows, run.rows.position, self.family.rotation)
         run.split = ContextSplit(
-            reducer,
-            run.rows.regions_BM,
-            take_rows(run.protected, run.rows.index_BM),
-            question_rows(batch, run.rows),
-            self.bank,
-            run.state,
-            run.cache is not None,
-            self.family.windows,
-            run.rows.position,
-            self.family.rotation,
+            *(reducer, run.rows.regions_BM, spared_BM, asks_BM, self.bank, run.state, collects, *of_rows),
             delay=0 if self.bank is None else self.bank.config.window,
             again=context_scores(self.family, reducer, run) if isinstance(reducer, ScoredContext) else {},
         )
@@ -302,8 +286,9 @@ class CompressedBackbone(nn.Module):
 
     def _finish(self, run: RunningPass) -> PromptPass:
         """Stage 5: put routed values into the cache, and hand over what the pass leaves behind."""
-        kept: dict[int, Tensor] = {}
+        kept, home = dict[int, Tensor](), run.rows.regions_BM.device
         if run.split is not None:
+            assert not run.split.faults or not bool(torch.stack(on_device(run.split.faults, home)).any())
             if run.cache is not None:
                 routed = run.split.routed
                 if self.bank is not None and run.state is not None and run.state.scopes is not None:
@@ -311,7 +296,7 @@ class CompressedBackbone(nn.Module):
                     routed = dict(enumerate(self.bank.route_noted(run.state, held)))
                 for layer, routed_BhNd in routed.items():
                     run.cache.layers[layer].values = routed_BhNd
-            kept = on_device(run.split.seen, run.rows.regions_BM.device)
+            kept = on_device(run.split.seen, home)
         left = run.hidden_BMD, run.rows, run.spans, run.state, self.active_routing, kept
         return PromptPass(*left, getattr(run, "embeds_BND", None), self.family.windows)
 

@@ -231,21 +231,18 @@ def _ranked(scores_BhN: Tensor, competes_BN: Tensor, protected_BN: Tensor) -> Te
     return ((class_BN << 32)[:, None] + within_BhN) * length + (length - 1 - places_N)
 
 
-BEYOND = "beyond"
-
-
 def fitting(window: float, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
     """Return the scores; of a window of a fixed length they note what ``check_fitting`` reads of all layers at once."""
     if not isinstance(window, int):
         return scores
     least_B = count_Bh if count_Bh.dim() == 1 else count_Bh.amin(-1)
     beyond = ((scores.protected_BN & competes_BN).sum(-1) > least_B).any()
-    return replace(scores, notes={**scores.notes, BEYOND: torch.stack([beyond.long(), least_B.min()])})
+    return replace(scores, notes={**scores.notes, "beyond": torch.stack([beyond.long(), least_B.min()])})
 
 
 def check_fitting(method: Any, scores: Sequence[Scores]) -> None:
     """Refuse a window of a fixed length whose competing entries are more than may stay in a layer."""
-    noted, own = [layer.notes[BEYOND] for layer in scores if BEYOND in layer.notes], (method, *method.inside)[-1]
+    noted, own = [layer.notes["beyond"] for layer in scores if "beyond" in layer.notes], (method, *method.inside)[-1]
     for beyond, least in torch.stack(noted).tolist() if noted else ():
         words = f"{own.name} window={own.window} is larger than the budget of {least} entries" if beyond else ""
         refuse((words, f"{words}; use a smaller window (0.1: a share of the budget) or a larger eviction_keep"))

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 from subtoken_train.evictions.base import Eviction
 from subtoken_train.evictions.observers import over_groups
-from subtoken_train.functional import causal_attention
 from subtoken_train.functional.hashing import uniform_hash
 from subtoken_train.types import Region
 from subtoken_train.view.method import setting
@@ -232,18 +231,10 @@ def leverage_scores(vectors_hNd: Tensor, sketch_hdk: Tensor) -> Tensor:
     x_hNk = (vectors_hNd.float() - vectors_hNd.float().mean(1, keepdim=True)) @ sketch_hdk
     gram_hkk = x_hNk.transpose(-1, -2) @ x_hNk
     identity_kk = torch.eye(gram_hkk.shape[-1], device=gram_hkk.device)
-    if gram_hkk.device.type in causal_attention.DEVICES:  # all at once: nothing is read
-        jitter_T = JITTER * 10.0 ** torch.arange(TRIES, device=gram_hkk.device)
-        factor_Thkk, failed_Th = torch.linalg.cholesky_ex(gram_hkk + jitter_T[:, None, None, None] * identity_kk)
-        served_T = ~failed_Th.bool().any(-1)
-        factor_hkk = factor_Thkk[served_T.int().argmax(keepdim=True)][0].where(served_T.any(), torch.nan)
-    else:
-        for attempt in range(TRIES):
-            factor_hkk, failed_h = torch.linalg.cholesky_ex(gram_hkk + JITTER * 10**attempt * identity_kk)
-            if not bool(failed_h.any()):
-                break
-        else:
-            raise AssertionError("vectors without a Cholesky factor")
+    tries = [gram_hkk + JITTER * 10**attempt * identity_kk for attempt in range(TRIES)]
+    factor_Thkk, failed_Th = torch.linalg.cholesky_ex(torch.stack(tries))
+    served_T = (failed_Th == 0).all(-1)  # the first that serves is taken, NaN where none does: nothing is read
+    factor_hkk = factor_Thkk[served_T.int().argmax(keepdim=True)][0].where(served_T.any(), torch.nan)
     # |L^-1 x|^2 is x^T G^-1 x
     scores_hN: Tensor = torch.linalg.solve_triangular(factor_hkk, x_hNk.transpose(-1, -2), upper=False).square().sum(1)
     return scores_hN
@@ -291,7 +282,8 @@ class Compactor(Eviction):
     def score(self, view: View) -> Scores:
         key_BhNd = view.unrotated_keys()
         _, kv_heads, _, width = key_BhNd.shape
-        sketch_hdk = gaussian_sketch(kv_heads, width, self.sketch, self.seed * 1_000 + view.layer).to(key_BhNd.device)
+        sketch_hdk = gaussian_sketch(kv_heads, width, self.sketch, self.seed * 1_000 + view.layer)
+        sketch_hdk = sketch_hdk.to(key_BhNd.device, non_blocking=True)
         attention_BhN, leverage_BhN = (torch.zeros_like(key_BhNd[..., 0]) for _ in range(2))
         for sample, rows_n in enumerate(view.places(self._inner)):  # chunks and means are those of its own entries
             if not len(rows_n):

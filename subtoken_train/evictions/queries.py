@@ -267,7 +267,8 @@ class CapKV(Eviction):
         weight_BhGN = weight_BHN.view(*unit_BhNd.shape[:2], -1, unit_BhNd.shape[2])
         capacity_BhGdd = (value_Bh1Nd * weight_BhGN[..., None]).mT @ value_Bh1Nd
         capacity_BhGdd.diagonal(dim1=-2, dim2=-1).add_(1)
-        half_BhGdN = torch.linalg.solve_triangular(torch.linalg.cholesky(capacity_BhGdd), value_Bh1Nd.mT, upper=False)
+        factor_BhGdd = torch.linalg.cholesky_ex(capacity_BhGdd)[0]  # of numbers there is one
+        half_BhGdN = torch.linalg.solve_triangular(factor_BhGdd, value_Bh1Nd.mT, upper=False)
         return Scores((weight_BhGN * half_BhGdN.square().sum(-2)).mean(2), sinks_BN)  # |L^-1 v|^2 is v^T A^-1 v
 
 

@@ -25,10 +25,7 @@ PAIRS = 2**25  # similarities that exist at a time
 def merged(
     kind: Merge, key_BhNd: Tensor, value_BhNd: Tensor, keep_BhN: Tensor, entries_BN: Tensor, most: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Merge a layer's dropped entries into kept ones; return keys and values after it, [B, h, N, d] each.
-
-    ``most``: entries that a head keeps at most, where that is known: of a GPU nothing is read then.
-    """
+    """Merge a layer's dropped entries into kept ones, ``most`` of a head; keys and values after it, [B, h, N, d]."""
     if kind == "none":
         return key_BhNd, value_BhNd
     weight_BhN = None
@@ -46,9 +43,7 @@ def merged(
     return joined_means(key_BhNd, target_BhN, weight_BhN), joined_means(value_BhNd, target_BhN, weight_BhN)
 
 
-def nearest_key(
-    key_BhNd: Tensor, kept_BhN: Tensor, dropped_BhN: Tensor, most: int | None = None
-) -> tuple[Tensor, Tensor]:
+def nearest_key(key_BhNd: Tensor, kept_BhN: Tensor, dropped_BhN: Tensor, most: int | None) -> tuple[Tensor, Tensor]:
     """Find for every dropped row the kept one of its head whose key is most like its own, and the cosine, [B, h, N]."""
     shape, length = kept_BhN.shape, kept_BhN.shape[2]
     unit_RNd = functional.normalize(key_BhNd.flatten(0, 1).float(), dim=-1)

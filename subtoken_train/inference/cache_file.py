@@ -180,11 +180,10 @@ def _check_made_by(record: CacheHeader, backbone: CompressedBackbone, compressio
 def shape_of(contexts: int, backbone: CompressedBackbone, compression: Compression) -> PackedShape:
     """Return the shape that a cache of so many contexts must have."""
     family = backbone.family
-    return PackedShape(
-        contexts, family.shape.num_kv_heads, family.shape.head_dim, family.model.dtype,
-        FORMATS[compression.kv_dtype], family.windows, 3 if family.tower_positions == "mrope" else 1,
-        0 if compression.key_axes == "own" else mirror_count(family.shape.head_dim, compression.key_channels),
-    )  # fmt: skip
+    width, axes = family.shape.head_dim, 3 if family.tower_positions == "mrope" else 1
+    mirrors = 0 if compression.key_axes == "own" else mirror_count(width, compression.key_channels)
+    form = family.model.dtype, FORMATS[compression.kv_dtype]
+    return PackedShape(contexts, family.shape.num_kv_heads, width, *form, family.windows, axes, mirrors)
 
 
 def _check_report(report: CacheReport, cache: PackedCache) -> None:

@@ -82,10 +82,10 @@ def add_pages(cache: PackedCache, plan: Plan, eviction: EvictionPass) -> None:
             assert kept.rows_BN is not None
             competes_BM, budget_B = eviction.budgets[layer]
             marks = on_device([take_rows(competes_BM, kept.rows_BN) & (kept.entries_BN >= 0), budget_B], packed.device)
-            paged.append((packed, PageReading(*sizes, *marks)))
-    made = with_pages([(packed.blocks, reading) for packed, reading in paged])
-    for (packed, _), blocks in zip(paged, made, strict=True):
-        packed.blocks = blocks
+            paged += [(packed, block, PageReading(*sizes, *marks)) for block in packed.blocks]
+            packed.blocks = []
+    for (packed, *_), blocks in zip(paged, with_pages([each[1:] for each in paged]), strict=True):
+        packed.blocks += blocks
 
 
 @dataclass(frozen=True)

@@ -5,20 +5,18 @@ Legend: B batch, N positions, H query heads, h key-value heads, Q query rows, d 
 
 import dataclasses
 import math
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, ClassVar, get_type_hints
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from subtoken_train.calibrations import Calibration
 from subtoken_train.errors import refuse
 from subtoken_train.evictions import EVICTIONS
 from subtoken_train.evictions.base import Eviction, check_fitting, keep_best_entries
-from subtoken_train.functional.gather import sent
 from subtoken_train.kernels.storage import page_bound
 from subtoken_train.reducers.base import ContextReducer
 from subtoken_train.types import Region
@@ -101,9 +99,9 @@ class Quest(ContextReducer):
     def words(self) -> str:
         return f"pages of {self.page_size}, window {self.window}"
 
-    def protected_tokens(self, kept: int) -> int:
-        """Return the context's last of ``kept`` tokens that stay: the window, or half of ``kept``, rounded down."""
-        return min(self.window, kept // 2)
+    def protected_tokens(self, kept_B: Tensor) -> Tensor:
+        """Return how many last of the kept tokens stay, int64 [B]: the window, or half of ``kept_B``, rounded down."""
+        return (kept_B // 2).clamp(max=self.window)
 
     @torch.no_grad()
     def keep_context(self, view: View) -> Tensor:
@@ -111,12 +109,11 @@ class Quest(ContextReducer):
         if any(count and not asking for count, asking in zip(tokens, view.asks_counts, strict=True)):
             raise ValueError("quest: a sample has context but a query region of zero tokens; nothing can choose pages")
         counts = [self.kept_tokens(count) if count else 0 for count in tokens]
-        windows = [self.protected_tokens(count) for count in counts]
         page_BN = page_index(context_BN, self.page_size)
         low_BhPd, high_BhPd = page_bounds(view.key_BhNd, page_BN, max(math.ceil(max(tokens) / self.page_size), 1))
         scores_BP = page_scores(view.query_BHNd, asks_BN, low_BhPd, high_BhPd)
-        count_B, window_B = (sent(each, torch.long, context_BN.device) for each in (counts, windows))
-        return keep_by_page(scores_BP, context_BN, self.page_size, count_B, window_B)
+        count_B = torch.cat([context_BN.new_full((1,), each, dtype=torch.long) for each in counts])
+        return keep_by_page(scores_BP, context_BN, self.page_size, count_B, self.protected_tokens(count_B))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -162,9 +159,9 @@ class ScoredContext(ContextReducer):
     def keep_context(self, view: View) -> Tensor:
         context_BN = view.in_scope_BN
         counts = [self.kept_tokens(count) if count else 0 for count in view.scope_counts]
-        count_B = sent(counts, torch.long, context_BN.device)
+        count_B = torch.cat([context_BN.new_full((1,), each, dtype=torch.long) for each in counts])
         with torch.autocast(context_BN.device.type, enabled=False):  # training must choose what inference chooses
-            scorer, seen = self.scorer, self._before_the_question(view, context_BN, count_B)
+            scorer, seen = self.scorer, self._before_the_question(view, count_B)
             scores = scorer.score(seen)
             if view.again is not None:
                 about_BN, again_BhN = view.again
@@ -172,29 +169,24 @@ class ScoredContext(ContextReducer):
             scores = scorer.at_budget(scores, context_BN, count_B)
             check_fitting(scorer, [scores])
             mean_B1N = scores.scores_BhN.mean(1, keepdim=True)
-        return keep_best_entries(mean_B1N, context_BN, scores.protected_BN, count_B, least=0)[:, 0]
+        view.faults.append(mean_B1N.isnan().any())
+        known = 0, min(counts), max(counts)
+        return keep_best_entries(mean_B1N, context_BN, scores.protected_BN, count_B, 0, known)[:, 0]
 
-    def _before_the_question(self, view: View, context_BN: Tensor, count_B: Tensor) -> View:
+    def _before_the_question(self, view: View, count_B: Tensor) -> View:
         """The layer as an eviction sees it before the question is there."""
-        system_BN = view.regions_BN == Region.SYSTEM
-        entries_BN = context_BN | system_BN
-        last_B1 = view.position.masked_fill(~entries_BN, -1).amax(-1, keepdim=True)
-        if context_BN not in _alone:
-            _alone[context_BN] = view.regions_BN.masked_fill(~entries_BN, Region.PADDING)
+        last_B1 = view.position.masked_fill(view.before_BN == int(Region.PADDING), -1).amax(-1, keepdim=True)
         return view.replaced(
-            regions_BN=_alone[context_BN],
+            regions_BN=view.before_BN,
             next_position=last_B1 + 1,
             needs=self.scorer.needs,
-            attended_BN=(view.regions_BN == Region.CONTEXT) | system_BN,  # more than a window leaves
+            attended_BN=(view.regions_BN == int(Region.CONTEXT)) | (view.before_BN == int(Region.SYSTEM)),
             budget=lambda: count_B,
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _remade, (self.name, dataclasses.asdict(self))
 
-
-_alone: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()
-"""By the context of a pass, which all layers share: the regions before the question."""
 
 _RECORDED = {
     "compactor": {"sinks": "sinks", "last": "last", "chunk": "chunk", "sketch_seed": "seed"},

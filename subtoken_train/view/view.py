@@ -92,6 +92,8 @@ class View:
     scope_counts: Sequence[int] = ABSENT  # rows in scope of each sample, counted once per pass
     asks_counts: Sequence[int] = ABSENT  # rows of each sample that ask
     again: tuple[Tensor, Tensor] | None = None  # what a second pass scored: rows, bool [B, N], and scores, [B, h, N]
+    before_BN: Tensor = ABSENT  # regions of what stands before the question and is held; PADDING for the others
+    faults: list[Tensor] = ABSENT  # takes whether scores are NaN, a bool each, which is read once the pass has ended
     # of a second pass
     task_BS: Tensor = ABSENT  # rows of the task that are no padding, bool
     about_BN: Tensor = ABSENT  # entries that the task scores, bool
@@ -131,7 +133,7 @@ class View:
             if value is ABSENT or (need is not None and not self._declares(need)):
                 delattr(self, name)
         if "regions_BN" in vars(self):
-            self.entries_BN = self.regions_BN != Region.PADDING
+            self.entries_BN = self.regions_BN != int(Region.PADDING)  # a number: a compiler compares no enum
             vars(self).setdefault("in_scope_BN", self.entries_BN)
 
     def __getattr__(self, name: str) -> Any:
@@ -304,10 +306,7 @@ class View:
         return order_BN.gather(1, slot_BW.clamp(min=0)).masked_fill(slot_BW < 0, -1)
 
     def among(self, entries_BN: Tensor, most: int | None = None) -> "tuple[View, Tensor]":
-        """Return a view of some entries alone (others are padding), and their places, int64 [B, C], else 0.
-
-        ``most``: entries of a sample at most, where that is known: of a GPU nothing is read then.
-        """
+        """Return a view of some entries alone, ``most`` of a sample, and their places, int64 [B, C]; padding has 0."""
         length, reach = self.regions_BN.shape[1], self.reach
         longest = None if most is None or entries_BN.device.type not in causal_attention.DEVICES else min(most, length)
         index_BC, valid_BC = kept_index(entries_BN & self.entries_BN, False, longest)

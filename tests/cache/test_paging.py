@@ -45,7 +45,7 @@ def marks(*spans, length):
 )
 def test_pages_of_a_row(length, span, budget, least, count, forced):
     reading = PageReading(4, least, marks(span, length=length), torch.tensor([budget]))
-    ((block,),) = with_pages([([block_of(1, length)], reading)])
+    ((block,),) = with_pages([(block_of(1, length), reading)])
     if forced is None:
         assert block.pages is None
         assert block.unread_bytes == 0
@@ -63,7 +63,7 @@ def test_pages_of_a_row(length, span, budget, least, count, forced):
 def test_rows_that_read_unlike_numbers_lie_apart():
     reading = PageReading(4, 1, marks((0, 16), (0, 12), (0, 16), length=16), torch.tensor([8, 8, 4]))
     whole = block_of(3, 16)
-    (blocks,) = with_pages([([whole], reading)])
+    (blocks,) = with_pages([(whole, reading)])
     assert whole.pages is None
     assert [(block.rows.tolist(), block.pages.count) for block in blocks] == [([2], 1), ([0], 2), ([1], 3)]
     for block in blocks:
@@ -73,7 +73,7 @@ def test_rows_that_read_unlike_numbers_lie_apart():
 
 def test_a_choice_of_samples_takes_their_pages_along():
     reading = PageReading(4, 1, marks((0, 16), (0, 12), (0, 16), length=16), torch.tensor([8, 8, 8]))
-    (blocks,) = with_pages([([block_of(3, 16)], reading)])
+    (blocks,) = with_pages([(block_of(3, 16), reading)])
     chosen = select_samples(blocks, [2, 1, 1], kv_heads=2)
     query, tail = random_scores(3, 3, 4, 1, 4), random_scores(4, 3, 2, 1, 4)
     before = packed_attention(query[[2, 1, 1]], chosen, only(tail), 0.5)
@@ -85,7 +85,7 @@ def test_a_choice_of_samples_takes_their_pages_along():
 
 def test_several_tokens_at_a_time_read_everything():
     block = block_of(1, 16)
-    ((paged,),) = with_pages([([block], PageReading(4, 1, marks((0, 16), length=16), torch.tensor([4])))])
+    ((paged,),) = with_pages([(block, PageReading(4, 1, marks((0, 16), length=16), torch.tensor([4])))])
     query, tail = random_scores(3, 1, 2, 3, 4), random_scores(4, 1, 2, 3, 4)
     plain = Block(None, block.parts)
     for new in (3, 1):

@@ -148,12 +148,13 @@ def test_samples_without_a_context_are_trained_whole():
     torch.testing.assert_close(backbone.logits(backbone.run(batch))[real], hf_logits(family, batch)[real])
 
 
-@pytest.mark.parametrize("kept", ["pages", "bytes", "image"])
+@pytest.mark.parametrize("kept", ["pages", "scores", "bytes", "image"])
 def test_training_compiles_routed_layers_without_a_graph_break(kept):
     family, batch = (gqa_family(), make_batch([(1, 6)] * 2)) if kept == "image" else (text_family(), text_batch(MIXED))
     add_lora(family, LoraSettings(dropout=0.0))
     shares = {"budget": "bytes", "kept_groups": 8, "byte_share": 0.5} if kept == "bytes" else {}
-    backbone = compress(family, replace(ROUTED, **shares), **QUEST if kept == "pages" else {}).train()
+    reducers = {"pages": QUEST, "scores": {"name": "expected_attention", "keep_ratio": 0.5}}
+    backbone = compress(family, replace(ROUTED, **shares), **reducers.get(kept, {})).train()
     plain = trained_loss(backbone, batch)
     torch.compiler.reset()
     for layer in family.decoder.layers:

@@ -65,11 +65,11 @@ def test_ties_go_to_the_earlier_row_and_blocks_change_nothing(monkeypatch):
     key[:, :, 20:] = key[:, :, :20]  # every key twice
     keep[:, :, 20:] = keep[:, :, :20]
     dropped = entries[:, None] & ~keep
-    whole = nearest_key(key, keep, dropped)
+    whole = nearest_key(key, keep, dropped, None)
     assert bool((whole[0][dropped] < 20).all())
     for pairs in (1, 100, 1000):
         monkeypatch.setattr(merging, "PAIRS", pairs)
-        for one, other in zip(nearest_key(key, keep, dropped), whole, strict=True):
+        for one, other in zip(nearest_key(key, keep, dropped, None), whole, strict=True):
             torch.testing.assert_close(one, other)
 
 

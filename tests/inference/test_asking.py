@@ -80,6 +80,19 @@ def test_many_questions_are_as_one_on_a_fresh_cache(name):
     assert len(set(together)) > 1, "questions that are not read have one answer"
 
 
+def test_a_hundred_questions_run_their_context_once():
+    """No layer sees more rows than the context's and those of question and answer."""
+    model, rows = asking(**CELLS["llama"]), []
+    watched = model.backbone.family.decoder.layers[0]
+    questions = [f"is there a {number} ?" for number in range(100)]
+    with watched.register_forward_pre_hook(lambda _, args: rows.append(args[0].shape[0] * args[0].shape[1])):
+        said = model.ask(TEXTS[0], questions, max_new_tokens=2)
+        assert rows[0] > sum(rows[1:]) / 100 > 1
+        before = len(rows)
+        assert model.ask(None, questions, max_new_tokens=2) == said
+    assert sum(rows[before:]) == sum(rows[1:before])
+
+
 @sampled("name", CELLS, every=4)
 def test_contexts_together_are_as_one_by_one(name):
     model = asking(**CELLS[name])

@@ -178,19 +178,16 @@ def test_every_method_keeps_the_same(name, family):
 @sampled(
     ("family", "reducer", "selector", "budget", "method"),
     [
-        ("llama", "none", "none", "per_token", None),
-        ("llama", "none", "linear", "per_token", "snapkv"),
-        ("llama", "quest", "gated", "per_token", None),
-        ("mistral_window", "quest", "linear", "global", "snapkv"),
+        ("llama", "none", "none", "per_token", None), ("llama", "none", "linear", "per_token", "snapkv"),
+        ("llama", "quest", "gated", "per_token", None), ("mistral_window", "quest", "linear", "global", "snapkv"),
         ("llava_window", "fastv_decoder", "gated", "per_token", "snapkv"),
         ("llava_gqa", "fastv_embeds", "linear", "ranked", "h2o"),
         ("llava_gqa", "fastv_decoder", "gated", "per_token", "snapkv"),
         ("llava", "visionzip", "value_norm", "per_token", "knorm"),
-        ("qwen2_5_vl", "fastv_decoder", "none", "per_token", "h2o"),
-        ("qwen2_5_vl", "visionzip", "mlp", "global", None),
+        ("qwen2_5_vl", "fastv_decoder", "none", "per_token", "h2o"), ("qwen2_5_vl", "visionzip", "mlp", "global", None),
     ],
     every=4,
-)
+)  # fmt: skip
 def test_routers_and_reducers_choose_the_same(monkeypatch, family, reducer, selector, budget, method, side):
     monkeypatch.setattr(attention, "ROW_BLOCK", 5)
     cell = {"family": family, "reducer": reducer, "selector": selector, "budget": budget}

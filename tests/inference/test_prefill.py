@@ -124,27 +124,23 @@ OF_TEXT = [name for name in EVICTIONS if name not in (*WITH_IMAGE, *READING)]
 AROUND = ["ada(snapkv)", "critical(snapkv)", "chunk(critical(knorm))", "lkv(snapkv)", "pooled(snapkv)"]
 HALF = {"keep": 0.5, "scope": "all"}
 READS = [
-    (6, {}),
-    (16, {"routed": True}),
-    (9, {"eviction": "knorm", "rerotate": True} | HALF),
-    (7, {"key_channels": 0.5, "key_window": 4}),
-    (7, {"key_channels": 0.5, "key_window": 4, "key_axes": "pca"}),
-    (16, {"routed": True, "prefill_chunk": 16}),
-    (8, {"prefill_chunk": 16}),
+    (6, {}), (16, {"routed": True}), (9, {"eviction": "knorm", "rerotate": True} | HALF),
+    (7, {"key_channels": 0.5, "key_window": 4}), (12, {"key_channels": 0.5, "key_window": 4, "key_axes": "pca"}),
+    (16, {"routed": True, "prefill_chunk": 16}), (8, {"prefill_chunk": 16}),
     *((25, {"eviction": name} | HALF) for name in OF_TEXT + AROUND),
     (25, {"eviction": "ada(snapkv)", "options": {"safeguard": "blend", "normalise": True}} | HALF),
     (25, {"eviction": "lagkv", "options": {"lag": 4}} | HALF),
     (36, {"eviction": "kvzip", "options": {"chunk": 10}} | HALF),
     (12, {"eviction": "knorm", "merge": "weighted"} | HALF),
     (25, {"eviction": "knorm", "keep": 9000, "unit": "bytes", "scope": "all"}),
-    (16, {"reducer": {"name": "quest", "keep_ratio": 0.6}}),
-]
+    *((40, {"reducer": {"name": name, "keep_ratio": 0.6}}) for name in ("quest", "compactor", "lagkv", "h2o", "kvzip")),
+]  # fmt: skip
 
 
 @sampled(("most", "settings"), READS, every=4)
 def test_reads_do_not_grow_with_the_layers(most, settings):
     few, many = reads(3, **settings), reads(5, **settings)
-    once = 2 if "prefill_chunk" in settings else 0  # layers that are packed one by one are read one by one
+    once = 2 * ("prefill_chunk" in settings or "key_axes" in settings)  # in every layer: what is packed alone, and axes
     assert len(few) + once == len(many) <= most, many
 
 

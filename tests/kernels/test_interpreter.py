@@ -65,25 +65,18 @@ POINTERS = {"tail_start": "*i64", "written": "*i64", "rows": "*i64", "items": "*
 PLAIN = {"width": 128, "bits": 0, "shared": 0, "group": 1, "new": 1, "dtype": torch.float16}
 MARKS = ("cut", "padded", "fixed", "window", "filled")
 SHAPES: dict[str, dict[str, Any]] = {
-    "whole d128": {},
-    "S16 of d128": {"piece": 8},
-    "S16 of d128, G4": {"piece": 8, "group": 4},
-    "S16 of d128, G7, 16 tokens": {"piece": 8, "group": 7, "new": 16},
-    "S64 of d128": {"piece": 2},
-    "S16 of d128, int8": {"piece": 8, "bits": 8},
-    "S16 of d128, int4": {"piece": 8, "bits": 4},
-    "whole d128, kivi4": {"bits": 4, "shared": 32},
-    "S16 of d128, kivi4": {"piece": 8, "bits": 4, "shared": 32},
+    "whole d128": {}, "S16 of d128": {"piece": 8}, "S16 of d128, G4": {"piece": 8, "group": 4},
+    "S16 of d128, G7, 16 tokens": {"piece": 8, "group": 7, "new": 16}, "S64 of d128": {"piece": 2},
+    "S16 of d128, int8": {"piece": 8, "bits": 8}, "S16 of d128, int4": {"piece": 8, "bits": 4},
+    "whole d128, kivi4": {"bits": 4, "shared": 32}, "S16 of d128, kivi4": {"piece": 8, "bits": 4, "shared": 32},
     "S16 of d128, kivi2": {"piece": 8, "bits": 2, "shared": 32},
     "S16 of d128, int4, cut, filled": {"piece": 8, "bits": 4, "cut": True, "filled": True},
     "S16 of d128, cut, padded, window": {"piece": 8, "cut": True, "padded": True, "fixed": True, "window": True},
-    "S16 of d64": {"width": 64, "piece": 4},
-    "S16 of d80": {"width": 80, "piece": 5},
-    "S8 of d96": {"width": 96, "piece": 12},
-    "S16 of d256": {"width": 256, "piece": 16},
+    "S16 of d64": {"width": 64, "piece": 4}, "S16 of d80": {"width": 80, "piece": 5},
+    "S8 of d96": {"width": 96, "piece": 12}, "S16 of d256": {"width": 256, "piece": 16},
     "S16 of d128, fp32": {"piece": 8, "dtype": torch.float32},
     "S16 of d256, fp32": {"width": 256, "piece": 16, "dtype": torch.float32},
-}
+}  # fmt: skip
 """By name what differs from ``PLAIN``: a head of 128 channels in fp16, stored whole, one query row of one token."""
 FORM_OF = {0: "model", 8: "int8", 4: "int4"}
 PACKED = [{}, {"width": 80}, {"piece": 16}, {"width": 256, "piece": 32, "dtype": torch.float32}]

@@ -188,7 +188,8 @@ def context_view(prompts, pad="right", seed=0, layer=0, dtype=torch.float32, kv_
     return View(
         layer, query, key, value, regions, WIDTH**-0.5, frozenset({"asks", "values"}), context,
         position=((regions != PADDING).cumsum(-1) - 1).clamp(min=0), rotate=rope, asks_BN=asks,
-        scope_counts=context.sum(-1).tolist(), asks_counts=asks.sum(-1).tolist(),
+        scope_counts=context.sum(-1).tolist(), asks_counts=asks.sum(-1).tolist(), faults=[],
+        before_BN=regions.masked_fill(~context & (regions != SYSTEM), int(PADDING)),
     )  # fmt: skip
 
 

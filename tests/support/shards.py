@@ -139,7 +139,7 @@ READS = {
     "aten::equal",
     "aten::lift_fresh",  # torch.tensor of numbers
     "aten::masked_select", "aten::nonzero", "aten::_unique2", "aten::unique_consecutive", "aten::unique_dim",
-    "aten::bincount",
+    "aten::bincount", "aten::_linalg_check_errors", "aten::_linalg_eigh",
 }  # fmt: skip
 """Operations that always count."""
 INDEXED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}

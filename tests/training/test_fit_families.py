@@ -26,19 +26,12 @@ VISIONZIP, DECODER = "--model.reducer.name=visionzip", "--model.reducer.stage=de
 MLP = "--model.routing.selector=mlp"
 IN_TOWER_BF16 = [VISIONZIP, MLP, "--model.gradient_checkpointing=true", "--trainer.precision=bf16-mixed"]
 FITS = [
-    ("qwen2_5_vl", ["--model.reducer.name=fastv"]),
-    ("qwen2_5_vl", [DECODER, MLP]),
-    ("internvl", ["--model.reducer.name=fastv"]),
-    ("qwen2_5_vl", [VISIONZIP]),
-    ("qwen2_5_vl", IN_TOWER_BF16),
-    ("llava_onevision", IN_TOWER_BF16),
-    ("qwen3_vl", [VISIONZIP]),
-    ("smolvlm", IN_TOWER_BF16),
-    ("mistral3", IN_TOWER_BF16),
-    ("glm4v", IN_TOWER_BF16),
-    ("glm4v_moe", [DECODER]),
+    ("qwen2_5_vl", ["--model.reducer.name=fastv"]), ("qwen2_5_vl", [DECODER, MLP]),
+    ("internvl", ["--model.reducer.name=fastv"]), ("qwen2_5_vl", [VISIONZIP]), ("qwen2_5_vl", IN_TOWER_BF16),
+    ("llava_onevision", IN_TOWER_BF16), ("qwen3_vl", [VISIONZIP]), ("smolvlm", IN_TOWER_BF16),
+    ("mistral3", IN_TOWER_BF16), ("glm4v", IN_TOWER_BF16), ("glm4v_moe", [DECODER]),
     ("qwen3_vl_moe", ["--model.reducer.name=fastv"]),
-]
+]  # fmt: skip
 CAPPED = {"internvl": ("most_tiles", 2), "smolvlm": ("longest", 64), "mistral3": ("longest", 32)}
 
 
@@ -59,18 +52,13 @@ def seeing_run(tiny_run, tmp_path):
 @sampled(
     ("kind", "extra", "cap"),
     [
-        ("qwen2_5_vl", [VISIONZIP, "--model.backbone.image_aspect_ratio=pad"], 5000),
-        ("qwen2_vl", [DECODER], None),
-        ("qwen3_vl", [DECODER], None),
-        ("internvl", [VISIONZIP], 3000),
-        ("llava_onevision", [VISIONZIP], None),
-        ("smolvlm", [DECODER], 5000),
-        ("mistral3", [DECODER], 1100),
-        ("glm4v", ["--model.reducer.name=fastv"], 7000),
+        ("qwen2_5_vl", [VISIONZIP, "--model.backbone.image_aspect_ratio=pad"], 5000), ("qwen2_vl", [DECODER], None),
+        ("qwen3_vl", [DECODER], None), ("internvl", [VISIONZIP], 3000), ("llava_onevision", [VISIONZIP], None),
+        ("smolvlm", [DECODER], 5000), ("mistral3", [DECODER], 1100), ("glm4v", ["--model.reducer.name=fastv"], 7000),
         ("glm4v_moe", [VISIONZIP], None),
     ],
     every=3,
-)
+)  # fmt: skip
 def test_the_adapter_folder_reads_back(seeing_run, tmp_path, kind, extra, cap):
     assert main(seeing_run(kind, *extra, *([] if cap is None else [f"--model.backbone.max_pixels={cap}"]))) == 0
     config, backbone, _ = read_adapter(tmp_path / "run" / "adapter")

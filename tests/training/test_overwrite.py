@@ -77,14 +77,11 @@ def test_ctrl_c_keeps_both_runs_and_says_where(tiny_run, finished, capsys):
 @sampled(
     "mistake",
     [
-        "--data.train_file={run}/train.json",
-        "--data.image_folder={run}/images",
-        "--model.backbone.path={run}/backbone",
-        "--model.optimizer.weight_decay=-1",
-        "--data.num_workers=-1",
+        "--data.train_file={run}/train.json", "--data.image_folder={run}/images",
+        "--model.backbone.path={run}/backbone", "--model.optimizer.weight_decay=-1", "--data.num_workers=-1",
     ],
     every=3,
-)
+)  # fmt: skip
 def test_a_recipe_that_is_refused_or_reads_from_the_run_moves_nothing(tiny_run, finished, capsys, mistake):
     (finished / "train.json").write_text("[]")
     (finished / "images").mkdir()
