@@ -77,8 +77,8 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         length = self.tail_length + new
         if length > self.keys.shape[2]:
             self._widen(-(-length // SLACK) * SLACK)
-        self.keys[:, :, self.tail_length : length] = key_Bhqd
-        self.values[:, :, self.tail_length : length] = value_Bhqd
+        for room, states in ((self.keys, key_Bhqd), (self.values, value_Bhqd)):
+            room.narrow(2, self.tail_length, new).copy_(states)
         self.tail_length = length
 
     def shorten(self, tokens: int) -> None:

@@ -12,12 +12,16 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
-#ifdef __AVX512F__
+#ifdef __AVX2__
 #include <immintrin.h>
 #endif
 
 typedef float four __attribute__((vector_size(16)));
 typedef float eight __attribute__((vector_size(32)));
+typedef float float_at;
+typedef float four_at __attribute__((vector_size(16), aligned(4), may_alias));
+typedef float eight_at __attribute__((vector_size(32), aligned(4), may_alias));
+#define AT(vector, address) (*(vector##_at *)(address)) /* a memcpy of many would go through memory */
 
 struct part {
     const void *keys, *values;         /* [heads, apart] with [M, d] in front; of routed values [n, w] */
@@ -34,6 +38,7 @@ struct block {
     const int64_t *rows; /* of the cache, [R]; null: all, in order */
     int64_t num_parts, num_rows, heads, columns, width, entries;
     int64_t first, before; /* head of the queries with which its cache begins; X of the blocks before it */
+    struct part tail;      /* comes after the parts */
 };
 
 #define CHUNK 64    /* whole values that stay in the innermost cache while their channels are summed */
@@ -53,6 +58,12 @@ static const struct block *block_of(const struct block *b, int64_t head)
     while (head >= b->before + b->num_rows * b->heads)
         b++;
     return b;
+}
+
+/* A block's parts in their order, then its tail, then null. */
+static const struct part *part_of(const struct block *b, int64_t number)
+{
+    return number < b->num_parts ? b->parts + number : number == b->num_parts ? &b->tail : 0;
 }
 
 /* Channels of a part's keys or values as floats: where they lie, or in the room. */
@@ -78,28 +89,64 @@ static inline const float *as_floats(const struct part *p, const void *stored, i
     return room;
 }
 
+#ifdef __clang__
+#define SPREAD(weights, i, j) __builtin_shufflevector(weights, weights, i, i, i, i, j, j, j, j)
+#define MIX(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+typedef int32_t four_places __attribute__((vector_size(16)));
+typedef int32_t eight_places __attribute__((vector_size(32)));
+#define SPREAD(weights, i, j) __builtin_shuffle(weights, (eight_places){i, i, i, i, j, j, j, j})
+#define MIX(a, b, ...) __builtin_shuffle(a, b, (four_places){__VA_ARGS__})
+#endif
+
+static inline four halves(eight sums)
+{
+    return (four){sums[0], sums[1], sums[2], sums[3]} + (four){sums[4], sums[5], sums[6], sums[7]};
+}
+
+/* Of two vectors the sums of lanes 0 and 2, then of lanes 1 and 3. */
+static inline four crossed(four a, four b)
+{
+    return MIX(a, b, 0, 4, 1, 5) + MIX(a, b, 2, 6, 3, 7);
+}
+
+#ifdef __FMA__
+#define PLUS(sum, a, b) (eight) _mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(sum))
+#else
+#define PLUS(sum, a, b) (sum) + (a) * (b)
+#endif
+
 /* Products of a key with several query rows, which read it once. */
 static inline __attribute__((always_inline)) void
 dots(const int queries, const float *key, const float *query, int64_t width, float scale, float *out, int64_t apart)
 {
-    eight sums[4], stored, asked;
-    memset(sums, 0, sizeof sums);
-    int64_t k = 0;
-    for (; k + 8 <= width; k += 8) {
-        memcpy(&stored, key + k, sizeof stored);
-        for (int q = 0; q < queries; q++) {
-            memcpy(&asked, query + q * width + k, sizeof asked);
-            sums[q] += stored * asked;
-        }
-    }
+    eight sums[4] = {};
+    int64_t c = 0;
+    for (; c + 8 <= width; c += 8)
+        for (int q = 0; q < queries; q++)
+            sums[q] = queries > 1 ? PLUS(sums[q], AT(eight, key + c), AT(eight, query + q * width + c))
+                                  : sums[q] + AT(eight, key + c) * AT(eight, query + c);
     for (int q = 0; q < queries; q++) {
-        four low, high;
-        memcpy(&low, &sums[q], sizeof low), memcpy(&high, (char *)&sums[q] + sizeof low, sizeof high);
-        low += high;
+        four low = halves(sums[q]);
         float total = (low[0] + low[2]) + (low[1] + low[3]);
-        for (int64_t left = k; left < width; left++)
+        for (int64_t left = c; left < width; left++)
             total += key[left] * query[q * width + left];
         out[q * apart] = scale * total;
+    }
+}
+
+/* Of four keys whose channels fill vectors, summed in the same order. */
+static inline __attribute__((always_inline)) void
+four_dots(const int queries, const float *keys, const float *query, int64_t width, four scale, float *out, int64_t apart)
+{
+    eight sums[3][4] = {};
+    for (int64_t c = 0; c < width; c += 8)
+        for (int k = 0; k < 4; k++)
+            for (int q = 0; q < queries; q++)
+                sums[q][k] = PLUS(sums[q][k], AT(eight, keys + k * width + c), AT(eight, query + q * width + c));
+    for (int q = 0; q < queries; q++) {
+        four a = crossed(halves(sums[q][0]), halves(sums[q][1])), b = crossed(halves(sums[q][2]), halves(sums[q][3]));
+        AT(four, out + q * apart) = scale * (MIX(a, b, 0, 1, 4, 5) + MIX(a, b, 2, 3, 6, 7));
     }
 }
 
@@ -117,6 +164,21 @@ static void key_scores(const struct block *b, const float *key, const float *que
         dots(1, key, query, width, scale, out, apart);
 }
 
+/* Scores of four keys; a query row that is alone in its four reads them one by one. */
+static void four_scores(const struct block *b, const float *keys, const float *query, const float *scales, float *out)
+{
+    int64_t width = b->width, apart = b->entries, left = b->columns - (b->columns % 4 == 1);
+    for (int64_t rows; left; left -= rows, query += rows * width, out += rows * apart) {
+        rows = left == 2 || left == 4 ? 2 : 3;
+        if (rows == 3)
+            four_dots(3, keys, query, width, AT(four, scales), out, apart);
+        else
+            four_dots(2, keys, query, width, AT(four, scales), out, apart);
+    }
+    for (int k = 0; k < 4 && b->columns % 4 == 1; k++)
+        dots(1, keys + k * width, query, width, scales[k], out + k, apart);
+}
+
 /* queries: [heads of all caches, G, d]; scores: [X, G, N], of which a shorter block leaves the end as it is. */
 void block_scores(const struct block *blocks, int64_t heads, const float *queries, float scale, int64_t threads,
                   float *scores)
@@ -126,7 +188,8 @@ void block_scores(const struct block *blocks, int64_t heads, const float *querie
         const struct block *b = block_of(blocks, unit / threads);
         int64_t head = unit / threads - b->before, share = unit % threads, start = 0, of_cache = cache_head(b, head);
         const float *query = queries + (b->first + of_cache) * b->columns * b->width;
-        for (const struct part *p = b->parts; p < b->parts + b->num_parts; start += p++->entries) {
+        const struct part *p;
+        for (int64_t number = 0; (p = part_of(b, number)); number++, start += p->entries) {
             int64_t of_part = p->of_cache ? of_cache : head, last = p->entries * (share + 1) / threads, next;
             for (int64_t i = p->entries * share / threads; i < last; i = next) {
                 next = last - i < READ / 4 / b->width ? last : i + READ / 4 / b->width;
@@ -134,9 +197,15 @@ void block_scores(const struct block *blocks, int64_t heads, const float *querie
                 int64_t first = of_part * p->apart + i * b->width;
                 const float *keys = as_floats(p, p->keys, first, (next - i) * b->width, room);
                 float *out = scores + unit / threads * b->columns * b->entries + start;
-                for (int64_t k = i; k < next; k++, keys += b->width) {
-                    float own = p->key_scales ? scale * p->key_scales[of_part * p->entries + k] : scale;
-                    key_scores(b, keys, query, own, out + k);
+                for (int64_t k = i, done; k < next; k += done, keys += done * b->width) {
+                    float own[4] = {scale, scale, scale, scale};
+                    done = next - k < 4 || b->width % 8 ? 1 : 4;
+                    for (int64_t each = 0; p->key_scales && each < done; each++)
+                        own[each] = scale * p->key_scales[of_part * p->entries + k + each];
+                    if (done == 4)
+                        four_scores(b, keys, query, own, out + k);
+                    else
+                        key_scores(b, keys, query, *own, out + k);
                 }
             }
         }
@@ -153,25 +222,19 @@ struct bag {
 #define SQUARE(name, vector, queries, blocks, ways)                                                                 \
     static void name(struct bag b, float *sums, int64_t width)                                                      \
     {                                                                                                               \
-        vector own[ways][queries][blocks], stored;                                                                  \
-        memset(own, 0, sizeof own);                                                                                 \
+        vector own[ways][queries][blocks] = {};                                                                     \
+        const int lanes = sizeof(vector) / 4;                                                                       \
         for (int64_t i = 0; i < b.count; i += ways)                                                                 \
             for (int way = 0; way < ways && i + way < b.count; way++) {                                             \
                 const float *weight = b.weights + i + way, *from = b.vectors + (i + way) * b.apart;                 \
-                for (int k = 0; k < blocks; k++) {                                                                  \
-                    memcpy(&stored, from + k * sizeof stored / 4, sizeof stored);                                   \
+                for (int k = 0; k < blocks; k++)                                                                    \
                     for (int q = 0; q < queries; q++)                                                               \
-                        own[way][q][k] += weight[q * b.stride] * stored;                                            \
-                }                                                                                                   \
+                        own[way][q][k] += weight[q * b.stride] * AT(vector, from + k * lanes);                \
             }                                                                                                       \
         for (int q = 0; q < queries; q++)                                                                           \
-            for (int k = 0; k < blocks; k++) {                                                                      \
-                float *to = sums + q * width + k * sizeof stored / 4;                                               \
-                memcpy(&stored, to, sizeof stored);                                                                 \
+            for (int k = 0; k < blocks; k++)                                                                        \
                 for (int way = 0; way < ways; way++)                                                                \
-                    stored += own[way][q][k];                                                                       \
-                memcpy(to, &stored, sizeof stored);                                                                 \
-            }                                                                                                       \
+                    AT(vector, sums + q * width + k * lanes) += own[way][q][k];                                     \
     }
 
 SQUARE(one_by_one, float, 1, 1, 2)
@@ -196,38 +259,22 @@ static const square BY_HALF[] = {one_by_half, two_by_eight, three_by_eight, four
 static const square BY_MOST[] = {one_by_most, two_by_most, three_by_most, four_by_most};
 static const int64_t HALF[] = {64, 8, 8, 8}, MOST[] = {128, 32, 24, 16}; /* channels of these */
 
-#ifdef __clang__
-#define SPREAD(weights, i, j) __builtin_shufflevector(weights, weights, i, i, i, i, j, j, j, j)
-#else
-typedef int32_t eight_places __attribute__((vector_size(32)));
-#define SPREAD(weights, i, j) __builtin_shuffle(weights, (eight_places){i, i, i, i, j, j, j, j})
-#endif
-
 /* Pieces of four channels lie together: a vector holds those of two entries. */
 #define PAIRS(name, rest, queries)                                                                                  \
     static void name(struct bag b, float *sums, int64_t width)                                                      \
     {                                                                                                               \
-        eight own[queries][2], stored[4], weight;                                                                   \
-        memset(own, 0, sizeof own);                                                                                 \
-        for (; b.count >= 8; b.count -= 8, b.vectors += 32, b.weights += 8) {                                       \
-            memcpy(stored, b.vectors, sizeof stored);                                                               \
+        eight own[queries][2] = {};                                                                                 \
+        for (; b.count >= 8; b.count -= 8, b.vectors += 32, b.weights += 8)                                         \
             for (int q = 0; q < queries; q++) {                                                                     \
-                memcpy(&weight, b.weights + q * b.stride, sizeof weight);                                           \
-                own[q][0] += SPREAD(weight, 0, 1) * stored[0];                                                      \
-                own[q][1] += SPREAD(weight, 2, 3) * stored[1];                                                      \
-                own[q][0] += SPREAD(weight, 4, 5) * stored[2];                                                      \
-                own[q][1] += SPREAD(weight, 6, 7) * stored[3];                                                      \
+                eight weight = AT(eight, b.weights + q * b.stride);                                           \
+                own[q][0] += SPREAD(weight, 0, 1) * AT(eight, b.vectors);                                     \
+                own[q][1] += SPREAD(weight, 2, 3) * AT(eight, b.vectors + 8);                                 \
+                own[q][0] += SPREAD(weight, 4, 5) * AT(eight, b.vectors + 16);                                \
+                own[q][1] += SPREAD(weight, 6, 7) * AT(eight, b.vectors + 24);                                \
             }                                                                                                       \
-        }                                                                                                           \
         rest(b, sums, width);                                                                                       \
-        for (int q = 0; q < queries; q++) {                                                                         \
-            four total, low, high;                                                                                  \
-            own[q][0] += own[q][1];                                                                                 \
-            memcpy(&low, &own[q][0], sizeof low), memcpy(&high, (char *)&own[q][0] + sizeof low, sizeof high);      \
-            memcpy(&total, sums + q * width, sizeof total);                                                         \
-            total += low + high;                                                                                    \
-            memcpy(sums + q * width, &total, sizeof total);                                                         \
-        }                                                                                                           \
+        for (int q = 0; q < queries; q++)                                                                           \
+            AT(four, sums + q * width) += halves(own[q][0] + own[q][1]);                                            \
     }
 
 PAIRS(one_by_pairs, one_by_four, 1)
@@ -277,13 +324,23 @@ static void add_values(const struct block *b, const struct part *p, int64_t head
     }
 }
 
+#if defined __AVX2__ && !defined __AVX512F__
+static uint8_t PLACES[256][8]; /* of a byte's set bits, ascending; zeros fill them */
+__attribute__((constructor)) static void fill_places(void)
+{
+    for (int byte = 0; byte < 256; byte++)
+        for (int left = byte, k = 0; left; left &= left - 1)
+            PLACES[byte][k++] = (uint8_t)__builtin_ctz(left);
+}
+#endif
+
 /* Lists the weights of entries whose bits are set, of up to four query rows; returns how many there are. */
 static int64_t list_bits(const uint8_t *bits, int64_t entries, const float *weights, int64_t stride, int64_t queries,
                          float (*own)[ROOM])
 {
-    int64_t count = 0;
+    int64_t count = 0, i = 0;
 #ifdef __AVX512F__
-    for (int64_t i = 0; i < entries; i += 16) {
+    for (; i < entries; i += 16) {
         __mmask16 held = (__mmask16)(bits[i / 8] | (entries - i > 8 ? bits[i / 8 + 1] << 8 : 0));
         for (int64_t q = 0; q < queries; q++) {
             __m512 read = _mm512_maskz_loadu_ps(held, weights + q * stride + i);
@@ -292,7 +349,16 @@ static int64_t list_bits(const uint8_t *bits, int64_t entries, const float *weig
         count += __builtin_popcount(held);
     }
 #else
-    for (int64_t i = 0; i < entries; i += 8)
+#ifdef __AVX2__
+    for (; i + 8 <= entries; count += __builtin_popcount(bits[i / 8]), i += 8) {
+        __m256i places = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)PLACES[bits[i / 8]]));
+        for (int64_t q = 0; q < queries; q++) {
+            __m256 read = _mm256_loadu_ps(weights + q * stride + i);
+            _mm256_storeu_ps(own[q] + count, _mm256_permutevar8x32_ps(read, places));
+        }
+    }
+#endif
+    for (; i < entries; i += 8)
         for (unsigned left = bits[i / 8]; left; left &= left - 1, count++)
             for (int64_t q = 0; q < queries; q++)
                 own[q][count] = weights[q * stride + i + __builtin_ctz(left)];
@@ -347,18 +413,19 @@ static void scale_weights(const struct block *b, int64_t head, float *weights)
 void block_sums(const struct block *blocks, int64_t heads, float *weights, int64_t cuts, int64_t threads, float *sums)
 {
     int64_t apart = blocks->columns * blocks->entries;
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-    for (int64_t head = 0; head < heads; head++) {
-        const struct block *b = block_of(blocks, head);
-        scale_weights(b, head - b->before, weights + head * apart);
-    }
+    if (cuts > 1) /* else each head has its own in its turn */
+        for (int64_t head = 0; head < heads; head++)
+            scale_weights(block_of(blocks, head), head - block_of(blocks, head)->before, weights + head * apart);
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
     for (int64_t unit = 0; unit < heads * cuts; unit++) {
         const struct block *b = block_of(blocks, unit / cuts);
         int64_t head = unit / cuts - b->before, cut = unit % cuts;
-        const float *own = weights + unit / cuts * apart;
+        float *own = weights + unit / cuts * apart;
         float *to = sums + (b->first + cache_head(b, head)) * b->columns * b->width;
-        for (const struct part *p = b->parts; p < b->parts + b->num_parts; own += p++->entries)
+        if (cuts == 1)
+            scale_weights(b, head, own);
+        const struct part *p;
+        for (int64_t number = 0; (p = part_of(b, number)); number++, own += p->entries)
             if (!p->starts)
                 add_values(b, p, head, cut, cuts, own, to);
             else

@@ -52,6 +52,7 @@ class _Block(ctypes.Structure):
         *((name, _ADDRESS) for name in ("parts", "rows")),
         *((name, _NUMBER) for name in ("num_parts", "num_rows", "heads", "columns", "width", "entries")),
         *((name, _NUMBER) for name in ("first", "before")),
+        ("tail", _Part),
     )
 
 
@@ -98,7 +99,8 @@ class _Layout:
             and payload.data.is_contiguous()
             for payload in block.payloads
         )
-        self.parts = [_part(part, width) for part in block.parts] if self.plain else []
+        parts = [_part(part, width) for part in block.parts] if self.plain else []
+        self.parts = (_Part * len(parts))(*parts)
         self.entries = sum(part.entries for part in block.parts)
         self.scaled = any(payload.scale is not None for payload in block.payloads)
         self.rows, self.shape = None if block.rows is None else block.rows.data_ptr(), (block.num_rows, block.heads)
@@ -143,21 +145,25 @@ def native_attention(query_BH1d: Tensor, caches: Caches, scale: float) -> Tensor
     Caches of unlike lengths take one call, where their lengths have as many bits. Rows of no cache are zeros.
     """
     query, dtype, alive = query_BH1d.float().contiguous(), query_BH1d.dtype, []
-    sums, alike = torch.zeros_like(query), defaultdict[int, list[tuple[_Block, int]]](list)
+    sums = torch.zeros_like(query)
+    alike: dict[int, list[tuple[_Block, int]]] = defaultdict(list)
     for first, (blocks, tail) in caches.items():
-        kv_heads, room, width = tail.room_keys_BhTd.shape[1:]
-        keys, values = tail.room_keys_BhTd.contiguous(), tail.room_values_BhTd.contiguous()
-        last = _Part(keys.data_ptr(), values.data_ptr(), entries=tail.length, apart=room * width, of_cache=1)
+        keys, values, length = tail.room_keys_BhTd.contiguous(), tail.room_values_BhTd.contiguous(), tail.length
+        _, kv_heads, room, width = keys.shape
+        last = _Part(keys.data_ptr(), values.data_ptr(), entries=length, apart=room * width, of_cache=1)
         last.channel_bits = BITS[dtype]
         shape = query.shape[1] // kv_heads, width
+        alive.append((keys, values))
         for block in blocks:
             layout = _layout(block, dtype, width)
-            held = (_Part * (len(layout.parts) + 1))(*layout.parts, last)
-            scales = [_scaled(part, own) for part, own in zip(block.parts, held, strict=False) if layout.scaled]
-            about = ctypes.addressof(held), layout.rows, len(held), *layout.shape, *shape
-            own = _Block(*about, layout.entries + tail.length, first * kv_heads)
+            parts = layout.parts
+            if layout.scaled:
+                parts = (_Part * len(parts))(*parts)
+                alive.append([_scaled(part, own) for part, own in zip(block.parts, parts, strict=True)])
+            alive.append(parts)
+            about = ctypes.addressof(parts), layout.rows, len(parts), *layout.shape, *shape
+            own = _Block(*about, layout.entries + length, first * kv_heads, 0, last)
             alike[own.entries.bit_length()].append((own, layout.cuts))
-            alive += [keys, values, held, scales]
     for group in alike.values():
         _attend(query, group, scale, sums)
     del alive  # only now
@@ -173,7 +179,9 @@ def _attend(query_BH1d: Tensor, group: Sequence[tuple[_Block, int]], scale: floa
         heads += own.num_rows * own.heads
     blocks, columns = (_Block * len(group))(*(own for own, _ in group)), group[0][0].columns
     threads = torch.get_num_threads() if heads * columns * most * query_BH1d.shape[3] >= SPLIT else 1
-    scores_XGN = query_BH1d.new_full((heads, columns, most), -torch.inf)
+    scores_XGN = query_BH1d.new_empty(heads, columns, most)
+    if len(group) > 1:  # what a shorter one leaves
+        scores_XGN.fill_(-torch.inf)
     compiled.block_scores(blocks, heads, query_BH1d.data_ptr(), scale, threads, scores_XGN.data_ptr())
     weights_XGN = scores_XGN.softmax(-1)
     cuts = math.gcd(*(cuts for _, cuts in group)) if threads > 1 and heads < MANY * threads else 1
