@@ -5,8 +5,9 @@ partitions, W entries of one, k width of a sketch, C rows of a chunk.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -252,9 +253,9 @@ class Compactor(Eviction):
 
     Source: arXiv 2507.08143, in the form of kvpress 0.5.4. The first and the last few entries always stay. For all
     others: (a) approximate leverage of the keys before their rotary embedding, from a Gaussian sketch; (b) attention
-    without a causal mask inside chunks, summed over a chunk's rows, mean over a group, times the norm of the value,
-    mean of three neighbours. Each is standardised over a prompt's heads and entries (there, over its batch); the score
-    is ``blending`` (a) + (b). No calibration of the budget per prompt (the paper's second half).
+    without causal mask and scale inside chunks, summed over a chunk's rows, mean over a group, times the norm of the
+    value, mean of three neighbours. Each is standardised over a prompt's heads and entries (there, over its batch); the
+    score is ``blending`` (a) + (b). No calibration of the budget per prompt (the paper's second half).
 
     Attributes:
         sinks: first entries of the prompt that always stay, inside the budget.
@@ -262,20 +263,19 @@ class Compactor(Eviction):
         chunk: entries that attend to each other.
         sketch: width of the Gaussian sketch.
         blending: factor of the leverage; None: the share of the competing entries that is removed.
-        scaled: attention scores are divided by the root of the head width; the release does not.
         masked: the last chunk is as long as what is left; the release fills it up with zeros that take part.
         seed: of the sketch.
     """
 
     name: ClassVar[str] = "compactor"
     needs: ClassVar[frozenset[Need]] = frozenset({"values"})
+    left: ClassVar[Mapping[str, Any]] = {"scaled": False}
 
     sinks: int = setting(8)
     last: int = setting(4)
     chunk: int = setting(256, 1, 4096)
     sketch: int = setting(48, 1, 4096)
     blending: float | None = setting(None, 0, math.inf)
-    scaled: bool = False
     masked: bool = True
     seed: int = setting(0, 0, 1 << 32)
 
@@ -311,12 +311,12 @@ class Compactor(Eviction):
         query_Hnd, key_hnd, value_hnd = (
             each[sample].index_select(1, rows_n).float() for each in (view.query_BHNd, view.key_BhNd, view.value_BhNd)
         )
-        sums_Hn = chunk_attention_sums(query_Hnd, key_hnd, self.chunk, view.scale if self.scaled else 1.0, self.masked)
+        sums_Hn = chunk_attention_sums(query_Hnd, key_hnd, self.chunk, self.masked)
         scores_hn = over_groups(sums_Hn[None], len(key_hnd))[0] * value_hnd.norm(dim=-1)
         return F.avg_pool1d(scores_hn[None], NEIGHBOURS, stride=1, padding=NEIGHBOURS // 2)[0]
 
 
-def chunk_attention_sums(query_Hnd: Tensor, key_hnd: Tensor, chunk: int, scale: float, masked: bool) -> Tensor:
+def chunk_attention_sums(query_Hnd: Tensor, key_hnd: Tensor, chunk: int, masked: bool) -> Tensor:
     """Sum the attention each key receives from its chunk's rows, both ways, [H, n]; not ``masked``: zeros fill up."""
     heads, length, width = query_Hnd.shape
     parts = []
@@ -326,7 +326,7 @@ def chunk_attention_sums(query_Hnd: Tensor, key_hnd: Tensor, chunk: int, scale: 
         if not masked:
             query_HCd, key_hCd = (F.pad(each, (0, 0, 0, chunk - rows)) for each in (query_HCd, key_hCd))
         grouped = query_HCd.reshape(len(key_hCd), -1, width)  # the query heads of a key head, row after row
-        probability = (grouped @ key_hCd.transpose(-1, -2) * scale).softmax(-1)
+        probability = (grouped @ key_hCd.transpose(-1, -2)).softmax(-1)
         parts.append(probability.view(heads, -1, key_hCd.shape[1]).sum(1)[:, :rows])
     return torch.cat(parts, 1)
 

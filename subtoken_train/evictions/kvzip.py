@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -61,29 +61,22 @@ class KVzip(PooledBudget):
     Attributes:
         chunk: tokens of the context that are repeated at a time; the original has 2,000, kvpress 2,048.
         sinks: first entries of the prompt that every task sees beside its chunk.
-        level: ``token`` keeps the best entries; ``head`` the best heads, by their best entry, each whole.
         pool: what shares a budget: ``global`` all layers and heads (the paper), ``layer`` the heads of a layer
             (kvpress's ``layerwise``), or each ``head`` (the original's ``uniform``).
         lower_bound: entries that every head keeps, where it has them; 0, as in the releases, may leave a head none.
     """
 
     name: ClassVar[str] = "kvzip"
+    absolute: ClassVar[Scale | None] = Scale(log=True, high=0.0)
     needs: ClassVar[frozenset[Need]] = frozenset({"second_pass"})
     second_pass_advice: ClassVar[str] = "repeat less at a time (option chunk)"
-    evenly: ClassVar[Mapping[str, Any]] = {"level": "token", "pool": "head", "lower_bound": 1}
+    evenly: ClassVar[Mapping[str, Any]] = {"pool": "head", "lower_bound": 1}
+    left: ClassVar[Mapping[str, Any]] = {"level": "token"}
 
     chunk: int = setting(2048, 1)
     sinks: int = setting(4)
-    level: Literal["token", "head"] = "token"
     pool: Pool = "global"
     lower_bound: int = setting(1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.level == "head" and self.pool == "head":
-            raise ValueError("kvzip level=head keeps whole heads: use pool global or layer")
-
-    absolute = by_settings(lambda self: Scale(log=True, high=0.0) if self.level == "token" else None)
 
     def score(self, view: View) -> Scores:
         outside_BN = view.entries_BN & ~repeated_context(view.regions_BN)
@@ -116,12 +109,7 @@ class KVzip(PooledBudget):
         return chosen.received(largest=True)
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
-        found = [each.scores_BhN for each in scores]
-        if self.level == "head":  # every entry scores what the best competing one of its head does
-            layers = zip(found, candidates.competes_LBN, strict=True)
-            best = [each.masked_fill(~own_BN[:, None], 0.0).amax(-1, keepdim=True) for each, own_BN in layers]
-            found = [best_Bh1.expand_as(each) for best_Bh1, each in zip(best, found, strict=True)]
-        return counts_of_pool(found, candidates, self.pool, self.lower_bound)
+        return counts_of_pool([each.scores_BhN for each in scores], candidates, self.pool, self.lower_bound)
 
 
 @dataclass(frozen=True)

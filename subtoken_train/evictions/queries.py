@@ -4,9 +4,10 @@ Legend: B batch, N cached rows of the prompt, H query heads, h key-value heads, 
 channels that are turned, L layers.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from math import inf
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -58,21 +59,16 @@ class Finch(Eviction):
     the number of entries up to it, mean over rows and a group's query heads. The question's entries stay; prompts
     without one, and contexts compressed before their question, are refused. A set per key-value head, as in kvpress
     (one for all heads in the paper). Both turn what stays to closed-up positions: ``rerotate: true`` here.
-
-    Attributes:
-        normalise: weight every row by the number of entries up to it.
     """
 
     name: ClassVar[str] = "finch"
     needs: ClassVar[frozenset[Need]] = frozenset({"blocks"})
     needs_question: ClassVar[bool] = True
-
-    normalise: bool = True
+    left: ClassVar[Mapping[str, Any]] = {"normalise": True}
 
     def score(self, view: View) -> Scores:
         asking_BN = task_rows(view.regions_BN)
-        weight_BN = view.entries_BN.cumsum(-1).float() if self.normalise else None
-        sums_BHN = view.received(asking_BN, weight_BN=weight_BN, among=task_rows)
+        sums_BHN = view.received(asking_BN, weight_BN=view.entries_BN.cumsum(-1).float(), among=task_rows)
         sums_BHN = sums_BHN / asking_BN.sum(-1).clamp(min=1)[:, None, None]
         return Scores(over_groups(sums_BHN, view.key_BhNd.shape[1]).masked_fill(asking_BN[:, None], 0.0), asking_BN)
 

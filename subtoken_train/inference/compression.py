@@ -332,7 +332,7 @@ def method_record(method: Eviction | Reducer) -> dict[str, Any]:
             record[key] = method_record(value)
         elif key == "calibration" and method.calibrated is not None:
             record[key] = method.calibrated.digest
-    return _as_read({"name": method.name, **record})
+    return _as_read({"name": method.name, **method.left, **record})
 
 
 def _as_read(record: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 A setting is in the range that its ``setting`` declares, or one of the words of its ``Literal``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import field, fields
 from functools import cache, cached_property, partial
 from inspect import get_annotations
@@ -34,6 +34,8 @@ class Method:
     """Base class of evictions and reducers."""
 
     calibrates: ClassVar[type[CalibratedNumbers] | None] = None  # numbers that it reads from the file ``calibration``
+    left: ClassVar[Mapping[str, Any]] = {}
+    """Settings of earlier versions and the values that it acts by, which records of a compression go on to name."""
 
     def __post_init__(self) -> None:
         owner = _name_of(self)

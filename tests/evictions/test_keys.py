@@ -22,7 +22,6 @@ from tests.support.prompt_views import layer_views, samples
 
 TWO = [[1] + [2] * 14 + [4] * 4, [4] * 9]
 CODES = [[1] + [2] * 20 + [4] * 4, [4] * 9, [4]]
-RELEASED = {"scaled": False, "masked": False}
 
 
 @pytest.mark.parametrize(
@@ -215,7 +214,7 @@ def test_golden_parts(shared, monkeypatch):
         last=params["sink_size_end"],
         chunk=params["chunk_size"],
         sketch=params["sketch_dimension"],
-        **RELEASED,
+        masked=False,
     )
     views = []
     for sample in range(len(tensors["key"])):
@@ -229,13 +228,13 @@ def test_golden_parts(shared, monkeypatch):
     leverage = torch.stack([leverage_scores(*each) for each in zip(pre, tensors["sketch"], strict=True)])
     close(method, "kvpress_compactor: leverage", leverage, tensors["leverage"])
     close(method, "kvpress_compactor: leverage z", standardised(leverage), tensors["leverage_z"], atol=1e-5)
-    sums = [chunk_attention_sums(*each, method.chunk, 1.0, masked=False) for each in zip(query, key, strict=True)]
+    sums = [chunk_attention_sums(*each, method.chunk, masked=False) for each in zip(query, key, strict=True)]
     close(method, "kvpress_compactor: attention", torch.stack(sums), tensors["attention_sums"])
     parts = torch.stack([method._attention(view, 0, inner) for view in views])
     close(method, "kvpress_compactor: attention z", standardised(parts), tensors["attention_z"], atol=1e-5)
 
 
-def plain_attention(query, key, value, method, scale):
+def plain_attention(query, key, value, method):
     """Part (b) of one prompt, chunk by chunk and row by row, [h, n]."""
     kv_heads, length, _ = key.shape
     group = len(query) // kv_heads
@@ -245,7 +244,7 @@ def plain_attention(query, key, value, method, scale):
             rows = range(start, min(start + method.chunk, length))
             absent = 0 if method.masked else method.chunk - len(rows)
             for row in rows:
-                weights = torch.stack([(query[head, row] @ key[head // group, j] * scale).exp() for j in rows])
+                weights = torch.stack([(query[head, row] @ key[head // group, j]).exp() for j in rows])
                 sums[head, rows] += weights / (weights.sum() + absent)
             sums[head, rows] += absent / method.chunk  # rows of zeros look at all alike
     scores = sums.view(kv_heads, group, length).mean(1) * value.norm(dim=-1)
@@ -254,13 +253,10 @@ def plain_attention(query, key, value, method, scale):
 
 
 @pytest.mark.parametrize("masked", [True, False])
-@pytest.mark.parametrize("scaled", [True, False])
 @pytest.mark.parametrize("pad", ["left", "right"])
-def test_equal_to_the_plain_reference(masked, scaled, pad):
+def test_equal_to_the_plain_reference(masked, pad):
     """Padding, three lengths (one is protected as a whole), rows that are no entries, a last chunk that is short."""
-    method = build_eviction(
-        "compactor", sinks=3, last=2, chunk=4, sketch=5, blending=0.7, scaled=scaled, masked=masked, seed=2
-    )
+    method = build_eviction("compactor", sinks=3, last=2, chunk=4, sketch=5, blending=0.7, masked=masked, seed=2)
     prompts = [[1] + [2] * 16 + [4] * 4, [4] * 9, [4] * 4]
     view = layer_views(prompts, method.needs, pad, dropped=[(1, 0.2)])[1]
     found = method.score(view)
@@ -272,7 +268,7 @@ def test_equal_to_the_plain_reference(masked, scaled, pad):
         if not len(inner):
             continue
         states = (each[sample][:, inner] for each in (view.query_BHNd, view.key_BhNd, view.value_BhNd))
-        attention = plain_attention(*states, method, view.scale if scaled else 1.0)
+        attention = plain_attention(*states, method)
         keys = view.unrotated_keys()[sample][:, inner]
         leverage = leverage_scores(keys, gaussian_sketch(2, keys.shape[-1], 5, 2 * 1_000 + 1))
         expected = standardised(attention) + 0.7 * standardised(leverage)

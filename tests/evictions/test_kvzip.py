@@ -141,13 +141,11 @@ def found(seed, layers=3, levels=None):
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(
-    ("level", "pool"), [(a, b) for a in ("token", "head") for b in POOLS if (a, b) != ("head", "head")]
-)
-def test_pools(level, pool, seed):
-    """One entry of every head, then the best of a pool; whole heads come in the order of their best entries."""
+@pytest.mark.parametrize("pool", POOLS)
+def test_pools(pool, seed):
+    """One entry of every head, then the best of a pool."""
     scores, candidates = found(seed * 10)
-    kept = KVzip(pool=pool, level=level).keep(scores, candidates)
+    kept = KVzip(pool=pool).keep(scores, candidates)
     for sample, budget in enumerate((6, 3)):
         layers = list(zip(scores, kept, candidates.competes_LBN, strict=True))
         runs = [
@@ -155,8 +153,6 @@ def test_pools(level, pool, seed):
             for s, _, c in layers
             for h in (0, 1)
         ]
-        if level == "head":
-            runs = [run[:1] * len(run) for run in runs]
         counts = [0] * 6
         for group in POOLS[pool]:
             order = sorted((rank > 0, -score, run) for run in group for rank, score in enumerate(runs[run]))
@@ -166,7 +162,7 @@ def test_pools(level, pool, seed):
         assert [int(each.sum()) for each in marks] == counts
         for each, (s, _, c), h in zip(marks, [layer for layer in layers for _ in (0, 1)], [0, 1] * 3, strict=True):
             own = s.scores_BhN[sample, h, c[sample]]
-            assert level == "head" or own[each].min() >= own.sort(descending=True).values[int(each.sum()) - 1]
+            assert own[each].min() >= own.sort(descending=True).values[int(each.sum()) - 1]
 
 
 def test_what_is_no_context_goes_last():

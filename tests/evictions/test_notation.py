@@ -140,7 +140,7 @@ REFUSED = [
     ("cake", {"kernel": 2}, r"cake kernel=2 must be an odd number, 1 or more"),
     ("random", {"sed": 1}, r"unknown setting of random 'sed'\. Did you mean 'seed'\? Allowed: seed"),
     ("kvcompose", {"adaptive": False, "structured": False}, r"adaptive=False needs structured=True"),
-    ("kvzip", {"level": "head", "pool": "head"}, r"keeps whole heads: use pool"),
+    ("kvzip", {"level": "token"}, r"unknown setting of kvzip 'level'.*Allowed: chunk, lower_bound, pool, sinks"),
     ("tgv_kv", {"released": True, "budgets": "VV"}, r"released=true has its own budgets"),
     ("ada(streaming_llm)", {}, r"ada divides a budget between heads, and streaming_llm keeps one set for all heads"),
     ("critical(per_layer(chunk(knorm)))", {"shares": [1]}, r"chunk ranks chunks of them; write chunk\(critical"),

@@ -34,18 +34,17 @@ def test_tova_is_the_last_row(protect_last):
         assert found.protected_BN[sample, entries].tolist() == [False] * (len(matrix[0]) - 1) + [protect_last]
 
 
-@pytest.mark.parametrize("normalise", [True, False])
 @pytest.mark.parametrize("pad", ["left", "right"])
-def test_finch_is_a_plain_sum(normalise, pad):
+def test_finch_is_a_plain_sum(pad):
     """Three lengths, two images, rows that are no entries; question rows are what follows the context."""
-    method = build_eviction("finch", normalise=normalise)
+    method = build_eviction("finch")
     view = layer_views(CODES, method.needs, pad, layers=1, dropped=[(0, 0.2)])[0]
     found = method.score(view)
     for (sample, entries, matrix, _, _), asking in zip(samples(view), (5, 3, 1), strict=True):
         length = matrix.shape[-1]
         asks = torch.arange(length) >= length - asking
-        weight = torch.arange(1, length + 1) if normalise else torch.ones(length)
-        expected = (matrix * (weight * asks)[:, None]).sum(1).view(KV_HEADS, -1, length).mean(1) / asking
+        weighted = matrix * (torch.arange(1, length + 1) * asks)[:, None]
+        expected = weighted.sum(1).view(KV_HEADS, -1, length).mean(1) / asking
         torch.testing.assert_close(found.scores_BhN[sample][:, entries], expected.masked_fill(asks, 0.0))
         assert found.protected_BN[sample, entries].tolist() == asks.tolist()
 

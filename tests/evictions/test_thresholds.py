@@ -119,7 +119,7 @@ def test_python_flags_and_grids_read_it_alike():
 REFUSED = [
     ({}, "needs an eviction method, for instance eviction='kvzip'"),
     ({"eviction": "compactor"}, "'compactor' with these settings takes no threshold: its scores do not.*kvzip"),
-    ({"eviction": "kvzip", "eviction_options": {"level": "head", "pool": "layer"}}, "'kvzip' with these settings"),
+    ({"eviction": "simlayerkv", "eviction_options": {"recent": 0.1}}, "'simlayerkv' with these settings"),
     ({"eviction": "pooled(kvzip)"}, r"'pooled\(kvzip\)' divides a budget, and eviction_keep is a threshold.*use kvzip"),
     ({"eviction": "tova", "rerotate": True}, "rerotate does not go with eviction_keep threshold.*equally many entries"),
     (

@@ -8,7 +8,7 @@ from subtoken_train.cache.cache import PackedCache
 from subtoken_train.evaluation.runner.arms import prepare, with_anchors
 from subtoken_train.evaluation.runner.spec import expand_arms
 from subtoken_train.evictions import build_eviction
-from subtoken_train.inference.compression import Compression, compression_of, parse_keep, parse_settings
+from subtoken_train.inference.compression import Compression, compression_of, method_record, parse_keep, parse_settings
 from subtoken_train.inference.pool import ModelPool
 from subtoken_train.inference.prefill import open_prompts
 from subtoken_train.kernels.storage import RoutedValues
@@ -65,6 +65,13 @@ WRONG = {
 @pytest.mark.parametrize("text", WRONG)
 def test_wrong_settings(dummy_evictions, text):
     refuses(WRONG[text], lambda: parse_settings("first", text.split(";")))
+
+
+def test_records_name_settings_of_earlier_versions_as_these_wrote_them():
+    """Files of theirs are compared by them: caches, and thresholds of a method."""
+    left = [("kvzip", "level", "token"), ("kvgrad", "level", "token"), ("finch", "normalise", True)]
+    for name, setting, value in [*left, ("compactor", "scaled", False)]:
+        assert method_record(build_eviction(name))[setting] == value
 
 
 @pytest.mark.parametrize("method", ["snapkv", "pyramidkv", "h2o"])
