@@ -84,12 +84,8 @@ def test_make_removes_nothing_that_a_user_may_have_put_there():
     assert "--out results/real/$$(date +%Y%m%d-%H%M%S)" in real
 
 
-def jobs_of(workflow):
-    return yaml.safe_load((ROOT / ".github" / "workflows" / f"{workflow}.yml").read_text(encoding="utf-8"))["jobs"]
-
-
 def test_publishing_is_by_identity():
-    jobs = jobs_of("publish")
+    jobs = yaml.safe_load((ROOT / ".github/workflows/publish.yml").read_text(encoding="utf-8"))["jobs"]
     assert jobs["publish"]["permissions"] == {"id-token": "write"}
     assert jobs["publish"]["environment"] == "pypi"
     assert "permissions" not in jobs["build"]  # what runs our code cannot publish

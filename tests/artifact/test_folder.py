@@ -10,17 +10,7 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 
-from subtoken_train.artifact.folder import (
-    LORA_ONLY,
-    MATCHED_ANCHOR,
-    SAME_TOKENS,
-    SAMPLED,
-    SCHEMA_VERSION,
-    adapter_digest,
-    model_identity,
-    read_adapter,
-    read_first_stage,
-)
+from subtoken_train.artifact import folder as folders
 from subtoken_train.artifact.hub import adapter_folder, find_adapter
 from subtoken_train.engine.build import Stage2Config
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
@@ -68,7 +58,7 @@ def write(tmp_path, tiny_family):
 @torch.no_grad()
 def test_a_round_trip_gives_the_same_logits_and_files(write, name):
     folder, backbone = write(name)
-    config, reloaded, peft_model = read_adapter(folder)
+    config, reloaded, peft_model = folders.read_adapter(folder)
     assert (config.routing, config.stage2) == ARMS[name]
     assert config.lora == LoraSettings(rank=4, dropout=0.1)
     batch = make_batch([(1, 8), (0, 5)])
@@ -165,13 +155,13 @@ def test_files_are_exact(write, name):
     arm, spoil, words = REFUSED[name]
     folder, _ = write(arm)
     spoil(folder)
-    refuses(words, read_adapter, folder)
+    refuses(words, folders.read_adapter, folder)
 
 
 @sampled("folder", SHIPPED, every=3, ids=lambda path: path.name)
 def test_shipped_folders_are_read_whatever_their_schema(folder):
-    assert json.loads((folder / "subtoken_config.json").read_text())["schema_version"] <= SCHEMA_VERSION
-    config, backbone, _ = read_adapter(folder)
+    assert json.loads((folder / "subtoken_config.json").read_text())["schema_version"] <= folders.SCHEMA_VERSION
+    config, backbone, _ = folders.read_adapter(folder)
     assert config.stage2 is None
     assert (backbone.bank is None) == (config.routing is None)
 
@@ -184,21 +174,21 @@ def test_the_digest_is_of_settings_and_tensors_wherever_they_lie(tmp_path, name)
         shutil.copy(copy / LORA, copy / name)
     else:
         (copy / name).write_bytes((copy / name).read_bytes()[:-1] + b"\1")
-    assert (adapter_digest(copy) == adapter_digest(ADAPTER)) == (name == "README.md")
+    assert (folders.adapter_digest(copy) == folders.adapter_digest(ADAPTER)) == (name == "README.md")
 
 
 def test_a_model_is_told_by_every_column_of_its_rows_and_by_what_no_weight_shows():
     family = text_family("mistral_window", vocab_size=512)
     backbone = CompressedBackbone(family, build_reducer("none"))
-    before = model_identity(backbone)
+    before = folders.model_identity(backbone)
     table = family.model.get_input_embeddings().weight
-    assert table.numel() // SAMPLED % table.shape[1] == 0, "as many rows as would hide all columns but one"
+    assert table.numel() // folders.SAMPLED % table.shape[1] == 0, "as many rows as would hide all columns but one"
     with torch.no_grad():
         table[:, 1:] += 1
-        assert model_identity(backbone).weights != before.weights
+        assert folders.model_identity(backbone).weights != before.weights
         table[:, 1:] -= 1
     family.model.config.rms_norm_eps *= 2
-    assert model_identity(backbone).weights != before.weights
+    assert folders.model_identity(backbone).weights != before.weights
 
 
 @pytest.fixture
@@ -241,9 +231,9 @@ def adapter(tmp_path, source):
 @sampled("layout", [False, True], every=2)
 def test_the_right_one(adapter, source, layout):
     """Its settings are read, and its tensors fit a loaded model as well as one on the meta device."""
-    first = read_first_stage(adapter, FASTV, ROUTING, None)
-    assert (first.config.lora, first.reading) == (STAGE1, SAME_TOKENS)
-    assert read_first_stage(adapter, FASTV, ROUTING, STAGE1) == first
+    first = folders.read_first_stage(adapter, FASTV, ROUTING, None)
+    assert (first.config.lora, first.reading) == (STAGE1, folders.SAME_TOKENS)
+    assert folders.read_first_stage(adapter, FASTV, ROUTING, STAGE1) == first
     family = layout_family(source) if layout else load_family(source)
     tensors = first.tensors(family, source, add_lora(family, STAGE1))
     on_disk = load_file(adapter / "adapter_model.safetensors")
@@ -257,14 +247,14 @@ def anchor(keep_ratio, name="fastv", **options):
 
 FEWER_GROUPS = RoutingConfig(num_groups=8, kept_groups=4)
 READINGS = [
-    (build_reducer("none"), ROUTING, LORA_ONLY),
-    (build_reducer("none"), None, LORA_ONLY),
-    (build_reducer("fastv", 1.0), ROUTING, LORA_ONLY),
-    (anchor(0.15625), ROUTING, MATCHED_ANCHOR),
-    (anchor(0.15625, matches=0.25), ROUTING, MATCHED_ANCHOR),
+    (build_reducer("none"), ROUTING, folders.LORA_ONLY),
+    (build_reducer("none"), None, folders.LORA_ONLY),
+    (build_reducer("fastv", 1.0), ROUTING, folders.LORA_ONLY),
+    (anchor(0.15625), ROUTING, folders.MATCHED_ANCHOR),
+    (anchor(0.15625, matches=0.25), ROUTING, folders.MATCHED_ANCHOR),
     (anchor(0.15625, matches=0.2), ROUTING, None),  # of another arm
-    (anchor(0.1568), ROUTING, MATCHED_ANCHOR),  # rounded up to whole tokens
-    (anchor(0.1875), FEWER_GROUPS, MATCHED_ANCHOR),
+    (anchor(0.1568), ROUTING, folders.MATCHED_ANCHOR),  # rounded up to whole tokens
+    (anchor(0.1875), FEWER_GROUPS, folders.MATCHED_ANCHOR),
     (anchor(0.15625, stage="decoder"), ROUTING, None),
     (anchor(0.15625, "visionzip"), ROUTING, None),
     (anchor(0.15624), ROUTING, None),  # fewer bytes than stage 2
@@ -281,10 +271,10 @@ def test_the_other_readings_are_named(adapter):
     for trained, routing, reading in READINGS:
         (adapter / "subtoken_config.json").write_text(json.dumps({**record, "reducer": asdict(trained)}))
         if reading is not None:
-            assert read_first_stage(adapter, FASTV, routing, STAGE1).reading == reading
+            assert folders.read_first_stage(adapter, FASTV, routing, STAGE1).reading == reading
             continue
         with pytest.raises(ValueError, match="was trained with reducer") as refused:
-            read_first_stage(adapter, FASTV, routing, STAGE1)
+            folders.read_first_stage(adapter, FASTV, routing, STAGE1)
         said = str(refused.value).replace(str(adapter), "")
         assert said.endswith("; stage 1 has the recipe's reducer, or none (lora_only), or is the matched anchor")
         assert len(said) < 300
@@ -292,12 +282,12 @@ def test_the_other_readings_are_named(adapter):
 
 def test_what_stage_2_cannot_start_from(adapter, source, tmp_path):
     with pytest.raises(ValueError, match=r"lora.rank 4 \(the recipe has 16\), lora.alpha 8 \(the recipe has 32\)"):
-        read_first_stage(adapter, FASTV, ROUTING, LoraSettings(dropout=0.1))
+        folders.read_first_stage(adapter, FASTV, ROUTING, LoraSettings(dropout=0.1))
     folder = token_only(tmp_path / "routed", source, RoutingConfig("value_norm", num_groups=8, kept_groups=2))
-    refuses(r"routed already has routers \(S8K2 value_norm\)", read_first_stage, folder, FASTV, ROUTING, None)
+    refuses(r"routed already has routers \(S8K2 value_norm\)", folders.read_first_stage, folder, FASTV, ROUTING, None)
     with pytest.raises(ValueError, match=r"stage2.adapter .*absent does not exist; train the token-only recipe"):
-        read_first_stage(tmp_path / "absent", FASTV, ROUTING, None)
-    refuses("not an adapter folder", read_first_stage, tmp_path / "backbone", FASTV, ROUTING, None)
+        folders.read_first_stage(tmp_path / "absent", FASTV, ROUTING, None)
+    refuses("not an adapter folder", folders.read_first_stage, tmp_path / "backbone", FASTV, ROUTING, None)
 
 
 def test_another_backbone(adapter, source, tmp_path):
@@ -309,4 +299,4 @@ def test_another_backbone(adapter, source, tmp_path):
     elsewhere = BackboneConfig(path=str(other))
     family = layout_family(elsewhere)
     with pytest.raises(ValueError, match=r"was trained on .*backbone' .*but the backbone is .*other"):
-        read_first_stage(adapter, FASTV, ROUTING, None).tensors(family, elsewhere, add_lora(family, STAGE1))
+        folders.read_first_stage(adapter, FASTV, ROUTING, None).tensors(family, elsewhere, add_lora(family, STAGE1))

@@ -10,14 +10,6 @@ import torch.nn.functional as F
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.calibrating import token_scorers
 from subtoken_train.calibrating.base import calibration_prompts
-from subtoken_train.calibrating.token_scorers import (
-    FAINTEST,
-    HELD_OUT,
-    Moments,
-    ScorerCalibrator,
-    kvzip_examples,
-    two_layers,
-)
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.evictions.kvzip import KVzip, foretold
 from subtoken_train.inference.compression import Compression
@@ -61,7 +53,7 @@ def test_the_closed_form_is_least_squares(ridge):
     targets = inputs @ drawn(6, 2, seed=1) + drawn(80, 2, seed=2)
     weight, bias = plain_ridge(inputs, targets, ridge)
     for parts in ([80], [1, 30, 0, 49]):
-        first, *others = map(Moments.of, inputs.split(parts), targets.split(parts))
+        first, *others = map(token_scorers.Moments.of, inputs.split(parts), targets.split(parts))
         found, offset = sum(others, first).ridge_map(ridge)
         assert np.allclose(found.numpy(), weight, rtol=1e-4, atol=1e-6 * np.abs(weight).max())
         assert np.allclose(offset.numpy(), bias, rtol=1e-3, atol=1e-3)
@@ -70,14 +62,16 @@ def test_the_closed_form_is_least_squares(ridge):
 def test_fewer_entries_than_inputs_and_one_that_never_changes():
     inputs = drawn(5, 9)
     inputs[:, 4] = 2.0
-    assert all(bool(part.isfinite().all()) for part in Moments.of(inputs, drawn(5, 1, seed=1)).ridge_map(0.1))
+    assert all(
+        bool(part.isfinite().all()) for part in token_scorers.Moments.of(inputs, drawn(5, 1, seed=1)).ridge_map(0.1)
+    )
 
 
 def test_examples_are_what_layers_read_and_the_logs_of_kvzip_s_scores(shallow):
     """Of the contexts alone: padding, the question and a prompt without a context count for nothing."""
     family, batch = shallow.family, text_batch([(20, 4, 0), (0, 5, 0), (9, 3, 0)], pad_left=True, seed=4)
     contexts = contexts_of(batch)
-    found = kvzip_examples(shallow, contexts)
+    found = token_scorers.kvzip_examples(shallow, contexts)
     inputs = {}
     hooks = [
         family.decoder.layers[layer].self_attn.register_forward_pre_hook(
@@ -96,15 +90,15 @@ def test_examples_are_what_layers_read_and_the_logs_of_kvzip_s_scores(shallow):
     for layer, (x, y) in enumerate(found):
         assert torch.equal(x, inputs[layer][marks])
         scores = eviction.scores[layer].scores_BhN.transpose(1, 2)[marks]
-        assert torch.allclose(y, scores.log().clamp(min=FAINTEST), atol=1e-6)
+        assert torch.allclose(y, scores.log().clamp(min=token_scorers.FAINTEST), atol=1e-6)
         assert y.dtype == torch.float32
 
 
 def test_a_calibrated_method_ranks_as_kvzip_does_what_it_learned_from(shallow):
     batches = [contexts_of(text_batch([(40, 2, 0), (30, 2, 0)], pad_left=True, seed=seed)) for seed in range(4)]
-    nets = ScorerCalibrator(ridge=1e-3).numbers(shallow, batches).nets
+    nets = token_scorers.ScorerCalibrator(ridge=1e-3).numbers(shallow, batches).nets
     with torch.no_grad():
-        examples = [kvzip_examples(shallow, batch) for batch in batches]
+        examples = [token_scorers.kvzip_examples(shallow, batch) for batch in batches]
     for layer, net in enumerate(nets):
         inputs, targets = (torch.cat([each[layer][part] for each in examples]) for part in (0, 1))
         found = foretold(net, inputs[None])[0].T
@@ -135,7 +129,7 @@ def test_any_text_serves(shallow, tmp_path):
 def test_routers_are_refused():
     family = text_family(layers=2)
     with pytest.raises(ValueError, match="kvzap is calibrated on whole caches; use the backbone"):
-        ScorerCalibrator().check(compress(family, RoutingConfig("linear", num_groups=8, kept_groups=3)))
+        token_scorers.ScorerCalibrator().check(compress(family, RoutingConfig("linear", num_groups=8, kept_groups=3)))
 
 
 def test_two_layers_learn_what_one_cannot_and_keep_the_epoch_that_errs_least():
@@ -143,7 +137,7 @@ def test_two_layers_learn_what_one_cannot_and_keep_the_epoch_that_errs_least():
     inputs = drawn(600, 4) * torch.tensor([1.0, 50.0, 0.1, 1.0]) + torch.tensor([0.0, 300.0, 0.0, -2.0])
     plain = torch.stack([(inputs[:, 0] * inputs[:, 3]), 100 + 30 * inputs[:, 0].abs()], 1)
     held = (inputs[500:], plain[500:])
-    net = two_layers((inputs[:500], plain[:500]), held, 32, 0, 500)
+    net = token_scorers.two_layers((inputs[:500], plain[:500]), held, 32, 0, 500)
     weight, bias = plain_ridge(inputs[:500], plain[:500], 1e-6)
     by_map = torch.tensor(held[0].double().numpy() @ weight.T + bias)
 
@@ -153,25 +147,25 @@ def test_two_layers_learn_what_one_cannot_and_keep_the_epoch_that_errs_least():
     assert error(foretold(net, held[0][None])[0].T) < 0.5 * error(by_map)
     noise, other = (inputs[:60], drawn(60, 2, seed=5)), (inputs[60:90], drawn(30, 2, seed=6))
     early, late = (
-        F.mse_loss(foretold(two_layers(noise, watched, 32, 0, 80), other[0][None])[0].T, other[1]).item()
+        F.mse_loss(foretold(token_scorers.two_layers(noise, watched, 32, 0, 80), other[0][None])[0].T, other[1]).item()
         for watched in (other, noise)
     )
     assert early < 0.9 * late  # the last epochs learn the noise by heart
 
 
 def test_two_layers_are_made_of_what_is_not_held_out(shallow):
-    contexts = [contexts_of(text_batch([(30, 2, 0)], seed=seed)) for seed in range(HELD_OUT + 2)]
-    calibrator = ScorerCalibrator(hidden=8)
+    contexts = [contexts_of(text_batch([(30, 2, 0)], seed=seed)) for seed in range(token_scorers.HELD_OUT + 2)]
+    calibrator = token_scorers.ScorerCalibrator(hidden=8)
     found = calibrator.numbers(shallow, contexts)
     assert (found.hidden, found.heads) == (8, shallow.family.shape.num_kv_heads)
     with torch.no_grad():
-        examples = [kvzip_examples(shallow, each) for each in contexts]
+        examples = [token_scorers.kvzip_examples(shallow, each) for each in contexts]
     for layer, net in enumerate(found.nets):
         parts = [[], []]
         for place, each in enumerate(examples):
-            parts[place in (0, HELD_OUT)].append(each[layer])
+            parts[place in (0, token_scorers.HELD_OUT)].append(each[layer])
         learned, held = (tuple(torch.cat(part) for part in zip(*some, strict=True)) for some in parts)
-        for ours, expected in zip(net, two_layers(learned, held, 8, 0), strict=True):
+        for ours, expected in zip(net, token_scorers.two_layers(learned, held, 8, 0), strict=True):
             assert torch.allclose(ours, expected, atol=1e-6)
     refuses("needs two batches of prompts at least", calibrator.numbers, shallow, contexts[:1])
 
@@ -203,14 +197,14 @@ def test_a_gate_learns_scores_and_is_made_of_all_examples(shallow, monkeypatch):
 
 def test_targets_are_made_once_for_a_model_a_text_and_a_draw(shallow, tmp_path, monkeypatch):
     contexts = [contexts_of(text_batch([(30, 2, 0), (20, 2, 0)], seed=seed)) for seed in range(3)]
-    expected, runs = ScorerCalibrator(positions=12).numbers(shallow, contexts), []
+    expected, runs = token_scorers.ScorerCalibrator(positions=12).numbers(shallow, contexts), []
 
     def counted(*states):
         runs.append(1)
-        return kvzip_examples(*states)
+        return token_scorers.kvzip_examples(*states)
 
     monkeypatch.setattr("subtoken_train.calibrating.token_scorers.kvzip_examples", counted)
-    own = ScorerCalibrator(positions=12, targets=str(tmp_path / "kept"))
+    own = token_scorers.ScorerCalibrator(positions=12, targets=str(tmp_path / "kept"))
     begun = own.examples(shallow, contexts)
     assert [len(x) for x, _ in next(begun)] == [12, 12]
     begun.close()  # as where the process is killed after the first
@@ -218,7 +212,7 @@ def test_targets_are_made_once_for_a_model_a_text_and_a_draw(shallow, tmp_path, 
         assert own.numbers(shallow, contexts) == expected
         assert len(runs) == count
     assert len(list((tmp_path / "kept").iterdir())) == 3
-    ScorerCalibrator(positions=11, targets=own.targets).numbers(shallow, contexts)
+    token_scorers.ScorerCalibrator(positions=11, targets=own.targets).numbers(shallow, contexts)
     own.numbers(shallow, [contexts_of(text_batch([(30, 2, 0)], seed=9))])
     assert len(runs) == 7
     with torch.no_grad():
@@ -228,7 +222,7 @@ def test_targets_are_made_once_for_a_model_a_text_and_a_draw(shallow, tmp_path, 
 
 
 def test_a_damaged_file_of_targets_is_named(shallow, tmp_path):
-    own = ScorerCalibrator(targets=str(tmp_path))
+    own = token_scorers.ScorerCalibrator(targets=str(tmp_path))
     contexts = [contexts_of(text_batch([(30, 2, 0)], seed=1))]
     own.numbers(shallow, contexts)
     (file,) = tmp_path.iterdir()

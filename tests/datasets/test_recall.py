@@ -1,12 +1,15 @@
-"""Key-value recall (facts are in the context, answers are true, counts of tokens are exact) and its English."""
+"""Made data: key-value recall (facts are in the context, counts are exact), its English, and scenes as files."""
 
+import json
 import re
+from collections import Counter
+from itertools import combinations
 
 import numpy as np
 import pytest
 
 from checkpoints.tiny_llama import build_tokenizer
-from subtoken_train.datasets import english
+from subtoken_train.datasets import english, scenes
 from subtoken_train.datasets.recall import ADJECTIVES, NAMES, NOUNS, RecallRecords, RecallTask, recall_accuracy
 from tests.support.refusals import refuses
 from tests.support.sampling import sampled
@@ -107,3 +110,36 @@ def test_splits_share_no_paragraph_and_are_prose():
 
 
 EXPECTED_THOUSANDS = {"train": 202, "dev": 14, "test": 17}
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_files_are_a_function_of_the_seed(tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        scenes.write_scenes(tmp_path / name, train=4, dev=2, test=2, seed=seed)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert contents(tmp_path / "a").keys() == contents(tmp_path / "c").keys()
+    alike = contents(tmp_path / "a").items() & contents(tmp_path / "c").items()
+    assert [path.name for path, _ in alike] == [".subtoken-data.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"]
+
+
+@pytest.mark.slow
+def test_evaluation_splits_are_balanced_and_training_is_mixed(tmp_path):
+    scenes.write_scene_split(tmp_path, "dev", 140, seed=0)
+    kinds = Counter(row["kind"] for row in json.loads((tmp_path / "dev.json").read_text()))
+    assert kinds == dict.fromkeys(scenes.DESCRIPTION_KINDS, 7) | dict.fromkeys(scenes.SHORT_KINDS, 18)
+    scenes.write_scene_split(tmp_path, "train", 200, seed=0)
+    kinds = Counter(row["kind"] for row in json.loads((tmp_path / "train.json").read_text()))
+    assert set(kinds) == {*scenes.SHORT_KINDS, *scenes.DESCRIPTION_KINDS}
+    assert 40 <= sum(kinds[kind] for kind in scenes.DESCRIPTION_KINDS) <= 80  # 60 expected
+
+
+def test_splits_share_no_handwritten_digit():
+    originals = {
+        split: {glyph.tobytes() for shapes in scenes._glyphs()[split] for glyph in shapes} for split in scenes.SPLITS
+    }
+    for first, second in combinations(scenes.SPLITS, 2):
+        assert not originals[first] & originals[second]

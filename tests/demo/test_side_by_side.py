@@ -10,16 +10,7 @@ import torch
 from PIL import Image
 
 from subtoken_train.cli.main import main
-from subtoken_train.demo.drawings import (
-    COLUMNS,
-    facts_table,
-    group_pictures,
-    kept_groups,
-    marked_text,
-    presets,
-    token_picture,
-    token_words,
-)
+from subtoken_train.demo import drawings
 from subtoken_train.demo.side_by_side import SideBySide
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.resources import resource
@@ -38,11 +29,11 @@ def models():
 
 @pytest.fixture(scope="module")
 def asked():
-    path, question = presets()[2]
+    path, question = drawings.presets()[2]
     return Image.open(path).convert("RGB"), question
 
 
-TEXT, QUESTION = presets(pictures=False)[0]
+TEXT, QUESTION = drawings.presets(pictures=False)[0]
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +56,12 @@ def test_each_side_answers_as_it_does_alone(models, asked):
         assert last_words(spoken)[place] == alone.chat(question, [image])
         assert answers[place].report == alone.cache_report()
     assert models._family is answers[0].family is answers[2].family  # one backbone in memory
-    found = re.findall('<td data-name="(.*?)">(.*?)</td>', facts_table(answers))
-    assert [name for name, _ in found] == list(COLUMNS) * 3
-    cells = [[text for _, text in found[start : start + len(COLUMNS)]] for start in range(0, len(found), len(COLUMNS))]
+    found = re.findall('<td data-name="(.*?)">(.*?)</td>', drawings.facts_table(answers))
+    assert [name for name, _ in found] == list(drawings.COLUMNS) * 3
+    cells = [
+        [text for _, text in found[start : start + len(drawings.COLUMNS)]]
+        for start in range(0, len(found), len(drawings.COLUMNS))
+    ]
     assert [row[1] for row in cells] == ["-", "fastv 0.15625", "fastv 0.25, S16K4 linear"]
     assert [row[4] for row in cells] == ["100.000%", "15.625%", "15.625%"]
     held = answers[2].report.total_bytes - answers[2].report.slack_bytes
@@ -75,7 +69,7 @@ def test_each_side_answers_as_it_does_alone(models, asked):
 
 
 def test_the_first_example_tells_the_models_apart_and_sixteen_visitors_each_have_their_own(models):
-    path, first = presets()[0]
+    path, first = drawings.presets()[0]
     image = Image.open(path).convert("RGB")
     assert last_words(models.ask(image, first, None, "0.5")) == {0: "yellow 7", 1: "white 8", 2: "yellow 7"}
     questions = [f"what is at {column}{row} ?" for column in "ABCD" for row in range(1, 5)]
@@ -157,13 +151,13 @@ def test_groups_are_those_of_kept_visual_tokens():
     masks = torch.tensor([[[1, 1], [1, 0], [1, 1], [1, 1], [0, 0]]]).bool()
     routed = LayerPlan(torch.tensor([[0, 1, 3, 4, -1]]), masks)
     whole, none = LayerPlan(torch.tensor([[0, 1, 2, 3, 4]])), LayerPlan(torch.tensor([[0, 4]]))
-    kept = kept_groups(Plan([whole, routed, none]), REGIONS)
+    kept = drawings.kept_groups(Plan([whole, routed, none]), REGIONS)
     assert kept.shares_LS.tolist() == [[1, 1], [1, 0.5], [0, 0]]
     assert [marks.tolist() for marks in kept.marks_nS] == [[[True, True]] * 3, [[True, False], [True, True]], []]
-    assert kept_groups(Plan([whole, none]), REGIONS) is None
+    assert drawings.kept_groups(Plan([whole, none]), REGIONS) is None
     assert kept.keys == 0
     heads = torch.tensor([[[1], [0], [1], [1], [0]]]).bool()
-    one = kept_groups(Plan([LayerPlan(routed.entries_BN, masks, heads), routed]), REGIONS)
+    one = drawings.kept_groups(Plan([LayerPlan(routed.entries_BN, masks, heads), routed]), REGIONS)
     assert one.keys == 1
     assert [marks.tolist() for marks in one.marks_nS] == [
         [[False, True, False], [True, True, True]],
@@ -174,21 +168,21 @@ def test_groups_are_those_of_kept_visual_tokens():
 @pytest.fixture(scope="module")
 def answers():
     models = SideBySide(ROUTED, device="cpu")
-    path, question = presets()[1]
+    path, question = drawings.presets()[1]
     spoken = models.ask(Image.open(path).convert("RGB"), question, None, "1")
     return [each.answer for each in spoken if each.answer]
 
 
 def test_pictures_follow_the_layer(answers):
     whole, routed = answers
-    drawn = [np.array(token_picture(routed, layer)) for layer in (0, 5)]
+    drawn = [np.array(drawings.token_picture(routed, layer)) for layer in (0, 5)]
     assert drawn[0].shape == drawn[1].shape
     assert (drawn[0] != drawn[1]).any()
-    assert (np.array(token_picture(whole, 5)) != drawn[1]).any()
-    groups = [[np.array(each) for each in group_pictures(routed, layer)] for layer in (0, 5)]
+    assert (np.array(drawings.token_picture(whole, 5)) != drawn[1]).any()
+    groups = [[np.array(each) for each in drawings.group_pictures(routed, layer)] for layer in (0, 5)]
     assert (groups[0][1] != groups[1][1]).any()
-    assert group_pictures(whole, 0) == []
-    night = np.array(token_picture(routed, 5, dark=True))
+    assert drawings.group_pictures(whole, 0) == []
+    night = np.array(drawings.token_picture(routed, 5, dark=True))
     assert night[0, 0].max() < 50 < drawn[1][0, 0].min()
 
 
@@ -222,19 +216,19 @@ def test_a_text_is_compressed_before_its_question_is_seen(readers):
 def test_words_of_a_text_say_how_many_heads_keep_them(readers):
     whole, compressed, _ = (each.answer for each in readers.ask(TEXT, QUESTION, "kvzip", "0.2") if each.answer)
     for answer in (whole, compressed):
-        words = token_words(answer, 0)
+        words = drawings.token_words(answer, 0)
         assert TEXT.strip() in "".join(piece for piece, _ in words)
-        assert token_picture(answer, 0) is None
-        assert marked_text(answer, 0).count("</span>") == len(words)
-    assert {share for _, share in token_words(whole, 0)} == {1}
-    layers = [[share for _, share in token_words(compressed, layer)] for layer in range(readers.num_layers)]
+        assert drawings.token_picture(answer, 0) is None
+        assert drawings.marked_text(answer, 0).count("</span>") == len(words)
+    assert {share for _, share in drawings.token_words(whole, 0)} == {1}
+    layers = [[share for _, share in drawings.token_words(compressed, layer)] for layer in range(readers.num_layers)]
     assert all(0 <= share <= 1 for shares in layers for share in shares)
     assert np.mean(layers) == pytest.approx(0.2, abs=0.02)  # one budget for all layers and heads
 
 
 def test_half_a_character_is_no_word(readers):
     answer = next(each.answer for each in readers.ask("Grüße an 東京. " * 3, QUESTION, None, "0.5") if each.answer)
-    words = [piece for piece, _ in token_words(answer, 0)]
+    words = [piece for piece, _ in drawings.token_words(answer, 0)]
     assert "\N{REPLACEMENT CHARACTER}" not in "".join(words)
     assert "Grüße an 東京." in "".join(words)
 
@@ -243,8 +237,8 @@ def test_a_router_that_reads_the_question_has_it_in_the_prompt(text_adapter):
     routed = SideBySide(str(text_adapter), device="cpu")
     answers = [each.answer for each in routed.ask(TEXT, QUESTION, None, "0.5") if each.answer]
     assert [answer.title for answer in answers] == ["backbone", "routed model"]
-    assert [each.width for each in group_pictures(answers[1], 0)] == [520, 520]
-    assert sum(share for _, share in token_words(answers[1], 1)) < len(token_words(answers[1], 1))
+    assert [each.width for each in drawings.group_pictures(answers[1], 0)] == [520, 520]
+    assert sum(share for _, share in drawings.token_words(answers[1], 1)) < len(drawings.token_words(answers[1], 1))
 
 
 def test_a_text_that_is_refused(readers):

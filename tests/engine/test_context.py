@@ -9,8 +9,8 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.functional.objective import answer_loss, predicting_rows
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.types import Batch, Region
-from tests.support.helpers import compress, gqa_family, make_batch
+from subtoken_train.types import Region
+from tests.support.helpers import compress, gqa_family, make_batch, only_sample
 from tests.support.refusals import refusing
 from tests.support.sampling import sampled
 from tests.support.text_families import KINDS, NAMED, text_batch, text_family
@@ -18,20 +18,6 @@ from tests.support.text_families import KINDS, NAMED, text_batch, text_family
 MIXED = [(24, 6, 5), (16, 4, 7), (21, 3, 4)]
 QUEST = {"name": "quest", "keep_ratio": 0.5, "page_size": 4, "window": 4}
 ROUTED = RoutingConfig(num_groups=8, kept_groups=2, budget="global", query_conditioned=True)
-
-
-def only_text(batch: Batch, index: int) -> Batch:
-    real = batch.regions_BN[index] != Region.PADDING
-    start = int(real.long().argmax())
-    return Batch(
-        batch.input_ids_BN[index : index + 1, real],
-        batch.labels_BN[index : index + 1, real],
-        batch.regions_BN[index : index + 1, real],
-        batch.rank_position_B[index : index + 1] - start,
-        None,
-        batch.images_per_sample_B[index : index + 1],
-        batch.record_ids[index : index + 1],
-    )
 
 
 def hf_logits(family, batch):
@@ -135,7 +121,7 @@ def test_samples_with_and_without_a_context_are_trained_together_as_each_alone(n
     backbone = compress(family, ROUTED, name=name, keep_ratio=0.5)
     batch = text_batch([*MIXED, *SHORT])
     loss, gradients = trained_loss(backbone, batch)
-    alone = [trained_loss(backbone, only_text(batch, index)) for index in range(len(batch.record_ids))]
+    alone = [trained_loss(backbone, only_sample(batch, index)) for index in range(len(batch.record_ids))]
     assert loss == pytest.approx(sum(each for each, _ in alone), rel=1e-6)
     for parameter, gradient in gradients.items():
         torch.testing.assert_close(gradient, sum(each[parameter] for _, each in alone), rtol=1e-4, atol=1e-5)

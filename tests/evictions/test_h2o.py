@@ -218,14 +218,10 @@ def test_scores_are_the_release_s_and_its_sets_are_not(shared):
         kept = keep_of(method, [view], count)[0][0, 0]
         ranked = scores[start:-1].sort(descending=True).indices[: count - 2] + start
         assert set(kept.nonzero()[:, 0].tolist()) == {0, length - 1, *ranked.tolist()}
-        released = as_released(tensors["score_sum"][layer, start:-1], length, params["ratio"]) + start
+        order = tensors["score_sum"][layer, start:-1].argsort()  # an index, compared as if it were a rank
+        released = (order > int(length - length * (1 - params["ratio"]))).nonzero()[:, 0] + start
         differing.append(set(released.tolist()) ^ set(ranked.tolist()))
     assert all(differing), "the release's sets are those of the best scores: its bug is gone"
-
-
-def as_released(scores, length, ratio):
-    """Places that the release keeps: an index that ``argsort`` gives, compared as if it were a rank."""
-    return (scores.argsort() > int(length - length * (1 - ratio))).nonzero()[:, 0]
 
 
 def test_scores_by_hand():

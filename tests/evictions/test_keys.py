@@ -6,14 +6,7 @@ import pytest
 import torch
 
 from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.keys import (
-    anchor_similarity,
-    chunk_attention_sums,
-    gaussian_sketch,
-    lag_spread,
-    leverage_scores,
-    standardised,
-)
+from subtoken_train.evictions import keys as methods
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates
 from subtoken_train.view.view import View
@@ -72,9 +65,9 @@ def test_keydiff_is_its_definition_key_by_key():
 
 def test_keys_of_no_length_are_like_nothing():
     keys, entries = torch.zeros(1, 1, 4, 8), torch.ones(1, 4, dtype=torch.bool)
-    assert anchor_similarity(keys, entries).tolist() == [[[0.0] * 4]]
+    assert methods.anchor_similarity(keys, entries).tolist() == [[[0.0] * 4]]
     keys[0, 0, 1:] = torch.randn(3, 8)
-    found = anchor_similarity(keys, entries)
+    found = methods.anchor_similarity(keys, entries)
     assert found.isfinite().all()
     assert found[0, 0, 0] == 0
 
@@ -145,11 +138,11 @@ def test_lagkv_is_the_plain_reference(cross, sinks, lag):
 def test_constant_channels_say_nothing():
     """A channel that the next partition has at one value is left out; if no two are left, there is no spread."""
     states = torch.randn(1, 2, 5, 8)
-    without = lag_spread(states[..., :6])
+    without = methods.lag_spread(states[..., :6])
     states[:, 1, :, 6:] = 0.5
-    assert torch.allclose(lag_spread(states), without)
+    assert torch.allclose(methods.lag_spread(states), without)
     states[:, 1] = 0.5
-    assert lag_spread(states).tolist() == [[[0.0] * 5]]
+    assert methods.lag_spread(states).tolist() == [[[0.0] * 5]]
 
 
 def plain_scores_of_cur(key, value, method):
@@ -225,13 +218,13 @@ def test_golden_parts(shared, monkeypatch):
     monkeypatch.setattr("subtoken_train.evictions.keys.gaussian_sketch", lambda *_: tensors["sketch"][0])
     inner = torch.arange(method.sinks, params["T"] - method.last)
     query, key, pre = (tensors[name][:, :, inner] for name in ("query", "key", "key_pre_rope"))
-    leverage = torch.stack([leverage_scores(*each) for each in zip(pre, tensors["sketch"], strict=True)])
+    leverage = torch.stack([methods.leverage_scores(*each) for each in zip(pre, tensors["sketch"], strict=True)])
     close(method, "kvpress_compactor: leverage", leverage, tensors["leverage"])
-    close(method, "kvpress_compactor: leverage z", standardised(leverage), tensors["leverage_z"], atol=1e-5)
-    sums = [chunk_attention_sums(*each, method.chunk, masked=False) for each in zip(query, key, strict=True)]
+    close(method, "kvpress_compactor: leverage z", methods.standardised(leverage), tensors["leverage_z"], atol=1e-5)
+    sums = [methods.chunk_attention_sums(*each, method.chunk, masked=False) for each in zip(query, key, strict=True)]
     close(method, "kvpress_compactor: attention", torch.stack(sums), tensors["attention_sums"])
     parts = torch.stack([method._attention(view, 0, inner) for view in views])
-    close(method, "kvpress_compactor: attention z", standardised(parts), tensors["attention_z"], atol=1e-5)
+    close(method, "kvpress_compactor: attention z", methods.standardised(parts), tensors["attention_z"], atol=1e-5)
 
 
 def plain_attention(query, key, value, method):
@@ -270,8 +263,8 @@ def test_equal_to_the_plain_reference(masked, pad):
         states = (each[sample][:, inner] for each in (view.query_BHNd, view.key_BhNd, view.value_BhNd))
         attention = plain_attention(*states, method)
         keys = view.unrotated_keys()[sample][:, inner]
-        leverage = leverage_scores(keys, gaussian_sketch(2, keys.shape[-1], 5, 2 * 1_000 + 1))
-        expected = standardised(attention) + 0.7 * standardised(leverage)
+        leverage = methods.leverage_scores(keys, methods.gaussian_sketch(2, keys.shape[-1], 5, 2 * 1_000 + 1))
+        expected = methods.standardised(attention) + 0.7 * methods.standardised(leverage)
         assert torch.allclose(found.scores_BhN[sample][:, inner], expected, atol=1e-4)
 
 
@@ -290,5 +283,5 @@ def test_leverage_counts_by_the_share_that_is_removed(counts):
 @pytest.mark.parametrize("count", [2, 3, 40])
 def test_standardised(count):
     values = torch.randn(count, generator=torch.Generator().manual_seed(count))
-    torch.testing.assert_close(standardised(values), (values - values.mean()) / values.std())
-    assert standardised(torch.full((count,), 3.0)).tolist() == [0.0] * count
+    torch.testing.assert_close(methods.standardised(values), (values - values.mean()) / values.std())
+    assert methods.standardised(torch.full((count,), 3.0)).tolist() == [0.0] * count

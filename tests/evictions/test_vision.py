@@ -4,16 +4,8 @@ import pandas as pd
 import pytest
 import torch
 
+from subtoken_train.evictions import vision as methods
 from subtoken_train.evictions.base import keep_best_entries
-from subtoken_train.evictions.vision import (
-    TGVKV,
-    AirCache,
-    VLCache,
-    layer_weights,
-    released_counts,
-    retention_order,
-    skewness,
-)
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates, Scores
 from tests.support.golden_cases import load, record
@@ -40,7 +32,7 @@ def plain_elite(view, i, text, alpha):
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 0.9, 1.0])
 def test_importance_of_elite_tokens(alpha):
     codes = PROMPTS["two images"]
-    method = AirCache(alpha=alpha)
+    method = methods.AirCache(alpha=alpha)
     for view in layer_views([codes, PROMPTS["text before and after"]], method.needs):
         elite = plain_elite(view, 0, list(range(22, 27)), alpha)
         assert method.observers(view)[0].nonzero()[:, 0].tolist() == elite
@@ -62,7 +54,7 @@ def test_importance_of_elite_tokens(alpha):
     ],
 )
 def test_importance_of_the_other_windows(settings, observers):
-    method = AirCache(**settings)
+    method = methods.AirCache(**settings)
     for view in layer_views([PROMPTS["text before and after"]], method.needs):
         assert method.observers(view)[0].nonzero()[:, 0].tolist() == observers
         assert torch.allclose(method.score(view).scores_BhN[0, 0], plain_importance(view, 0, observers), atol=1e-5)
@@ -71,21 +63,21 @@ def test_importance_of_the_other_windows(settings, observers):
 def test_skewness_where_there_is_none():
     visual = torch.tensor([[True] * 4, [True, True, False, False], [False] * 4])
     values = torch.tensor([[0.1] * 4, [0.2, 0.7, 0.0, 0.0], [0.0] * 4])
-    assert skewness(values, visual).tolist() == [0.0, 0.0, 0.0]
+    assert methods.skewness(values, visual).tolist() == [0.0, 0.0, 0.0]
 
 
 def test_layer_weights():
     strength, skew = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([[4.0], [-1.0], [0.0]])
-    assert layer_weights(strength, skew, "strength")[:, 0].tolist() == [0.5, 1.0, 1.5]
-    assert layer_weights(strength, skew, "skewness")[:, 0].tolist() == [3.0, 0.0, 0.0]
-    assert layer_weights(strength, skew, "both")[:, 0].tolist() == [1.75, 0.5, 0.75]
-    assert layer_weights(strength, skew, "uniform")[:, 0].tolist() == [1.0, 1.0, 1.0]
-    assert layer_weights(strength, -skew.abs(), "skewness")[:, 0].tolist() == [1.0, 1.0, 1.0]
-    assert layer_weights(strength, skew, "pyramid")[:, 0].tolist() == pytest.approx([1.95, 1.0, 0.05])
+    assert methods.layer_weights(strength, skew, "strength")[:, 0].tolist() == [0.5, 1.0, 1.5]
+    assert methods.layer_weights(strength, skew, "skewness")[:, 0].tolist() == [3.0, 0.0, 0.0]
+    assert methods.layer_weights(strength, skew, "both")[:, 0].tolist() == [1.75, 0.5, 0.75]
+    assert methods.layer_weights(strength, skew, "uniform")[:, 0].tolist() == [1.0, 1.0, 1.0]
+    assert methods.layer_weights(strength, -skew.abs(), "skewness")[:, 0].tolist() == [1.0, 1.0, 1.0]
+    assert methods.layer_weights(strength, skew, "pyramid")[:, 0].tolist() == pytest.approx([1.95, 1.0, 0.05])
 
 
 def test_text_that_competes_is_protected():
-    method = AirCache()
+    method = methods.AirCache()
     view = layer_views([PROMPTS["image last"]], method.needs)[0]
     assert method.score(view).protected_BN.tolist() == [[True] * 3 + [False] * 12]
 
@@ -110,7 +102,7 @@ CASES += [  # the last rows need not end with the image's last token, as in the 
 @pytest.mark.parametrize(("given", "name", "rows"), CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_scores_and_density(given, name, rows, dtype):
-    method = VLCache(**given)
+    method = methods.VLCache(**given)
     for view in layer_views([PROMPTS[name], PROMPTS["two images"]], method.needs, "left", dtype=dtype):
         _, entries, matrix, _, _ = next(samples(view))
         sums, density = plain_statistics(matrix, rows, method.threshold)
@@ -142,7 +134,7 @@ def budget_case(density, lengths, budget):
     ],
 )
 def test_budget_by_density(density, lengths, budget, expected):
-    assert VLCache().counts(*budget_case(density, lengths, budget))[:, 0].tolist() == expected
+    assert methods.VLCache().counts(*budget_case(density, lengths, budget))[:, 0].tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -151,7 +143,7 @@ def test_budget_by_density(density, lengths, budget, expected):
 def test_other_budgets(budgets, expected):
     """Of unequal layers too: 1.95, 1 and 0.05 of 10, 20 and 30 are 19.5, 20 and 1.5, scaled to the 60 of the total."""
     scores, candidates = budget_case([0.0, 0.0, 1.0], [100] * 3, [10, 20, 30])
-    counts = VLCache(budgets=budgets, least=0.0).counts(scores, candidates)[:, 0].tolist()
+    counts = methods.VLCache(budgets=budgets, least=0.0).counts(scores, candidates)[:, 0].tolist()
     assert counts == expected
 
 
@@ -160,7 +152,7 @@ def test_recent_entries_are_part_of_the_budget(recent, window):
     scores, candidates = budget_case([1.0], [100], [20])
     scores[0].scores_BhN[..., -20:] = -1.0
     scores[0].notes.update(dict.fromkeys(("entries", "in_scope"), candidates.regions_LBN[0] > 0))
-    kept = VLCache(recent=recent).keep(scores, candidates)[0][0, 0]
+    kept = methods.VLCache(recent=recent).keep(scores, candidates)[0][0, 0]
     assert int(kept.sum()) == 20
     assert int(kept[-20:].sum()) == window
     assert kept[100 - window :].all()
@@ -180,9 +172,9 @@ def plain_scores(matrix, visual, rows, normalise):
 def test_scores_of_the_paper(name, dtype):
     codes = PROMPTS[name]
     visual, text = ([i for i, code in enumerate(codes) if (code == V) == seen] for seen in (True, False))
-    view = layer_views([codes], TGVKV.needs, dtype=dtype, layers=1)[0]
+    view = layer_views([codes], methods.TGVKV.needs, dtype=dtype, layers=1)[0]
     vision, scores, received = plain_scores(matrix_of(view), visual, text, normalise=True)
-    found = TGVKV().score(view)
+    found = methods.TGVKV().score(view)
     assert float(found.weight_B) == pytest.approx(vision, abs=1e-4)
     assert found.notes["visual"][0, visual].tolist() == pytest.approx(scores, abs=1e-5)
     assert found.notes["text"][0, text].tolist() == pytest.approx(received[text].tolist(), abs=1e-4)
@@ -195,10 +187,10 @@ def test_scores_of_the_release(name):
     first, last, length = codes.index(V), len(codes) - 1 - codes[::-1].index(V), len(codes)
     after = list(range(last + 1, length))
     rows = after or [last]  # an image at the end is asked about by its last entry
-    view = layer_views([codes, PROMPTS["two images"]], TGVKV.needs, layers=1)[0]
+    view = layer_views([codes, PROMPTS["two images"]], methods.TGVKV.needs, layers=1)[0]
     matrix = matrix_of(view)
     vision, scores, received = plain_scores(matrix, range(first, last + 1), rows, normalise=False)
-    found = TGVKV(released=True).score(view)
+    found = methods.TGVKV(released=True).score(view)
     assert float(found.weight_B[0]) == pytest.approx(vision, abs=1e-4)
     expected = [*(matrix.sum(0)[:first] + 100).tolist(), *scores, *(received[after] + 100).tolist()]
     assert found.scores_BhN[0, 0, :length].tolist() == pytest.approx(expected, abs=1e-4)
@@ -218,11 +210,11 @@ def test_importance_and_budgets_of_the_ablation(name, importance, window_size):
     codes = PROMPTS[name]
     everything = list(range(len(codes)))
     visual, text = ([i for i in everything if (codes[i] == V) == seen] for seen in (True, False))
-    view = layer_views([codes], TGVKV.needs, layers=1)[0]
+    view = layer_views([codes], methods.TGVKV.needs, layers=1)[0]
     matrix = matrix_of(view)
     rows = {"VV+TT": (text, visual), "window": (everything[-window_size:],) * 2, "self": (everything,) * 2}
     for budgets, summed, columns in (("TV", text, visual), ("VV", visual, visual), ("TT", text, text)):
-        found = TGVKV(importance=importance, window_size=window_size, budgets=budgets).score(view)
+        found = methods.TGVKV(importance=importance, window_size=window_size, budgets=budgets).score(view)
         assert float(found.weight_B) == pytest.approx(float(matrix[summed][:, columns].sum()), abs=1e-4)
         for kind, its, own in zip(("text", "visual"), (text, visual), rows.get(importance, ()), strict=False):
             expected = matrix[own][:, its].sum(0).tolist()
@@ -235,7 +227,7 @@ def test_importance_and_budgets_of_the_ablation(name, importance, window_size):
 def test_which_kind_is_first(first, order):
     regions = torch.tensor([[Q, Q, V, Q, V]])
     text, vision = torch.tensor([[0.1, 0.5, 0, 0.9, 0]]), torch.tensor([[0, 0, 0.4, 0, 0.7]])
-    ranks = retention_order(text, vision, regions == Q, regions == V, first)
+    ranks = methods.retention_order(text, vision, regions == Q, regions == V, first)
     assert ranks[0].argsort(descending=True).tolist() == order
 
 
@@ -249,14 +241,14 @@ class Golden:
         self.lengths = torch.full((self.layers, 1), self.length)
         visual = self.tensors["input_ids"] == params["image_token_id"]
         regions = torch.where(visual, V, Q)
-        self.views = [DenseView(each[None], regions, TGVKV.needs) for each in self.tensors["attentions"]]
+        self.views = [DenseView(each[None], regions, methods.TGVKV.needs) for each in self.tensors["attentions"]]
 
 
 @pytest.mark.parametrize("case", ["tgvkv_ratio0.5", "tgvkv_ratio0.8"])
 def test_golden_of_the_release(shared, case):
     """Of the prompt; ``decode1_kept_positions_*`` is left out: at every step the release drops one more entry."""
     golden = Golden(shared, case)
-    scores = [TGVKV(released=True).score(view) for view in golden.views]
+    scores = [methods.TGVKV(released=True).score(view) for view in golden.views]
     found = torch.stack([each.scores_BhN[0] for each in scores])
     expected = golden.tensors["score_sums"]
     assert torch.allclose(found, expected, rtol=1e-6, atol=1e-7)
@@ -264,7 +256,7 @@ def test_golden_of_the_release(shared, case):
     assert torch.allclose(vision[:, 0], golden.tensors["text_image_attn_sums"])
     removed = 1 - vision.double()[:, 0] / vision.double().sum() * golden.total / golden.length
     assert torch.allclose(removed, golden.tensors["layer_forget_ratio"], atol=1e-6)
-    counts = released_counts(vision, golden.total, golden.lengths)
+    counts = methods.released_counts(vision, golden.total, golden.lengths)
     everything = torch.ones(1, golden.length, dtype=torch.bool)
     for layer, each in enumerate(scores):
         kept = keep_best_entries(each.scores_BhN, everything, each.protected_BN, counts[layer])
@@ -274,8 +266,8 @@ def test_golden_of_the_release(shared, case):
 
 @pytest.mark.parametrize("keep", [0.3, 0.8, 1.0])
 def test_budgets_of_the_release_are_rounded_layer_by_layer(keep):
-    views = layer_views(list(PROMPTS.values()), TGVKV.needs)
-    _, counts, kept, candidates = plan(TGVKV(released=True), views, keep)
+    views = layer_views(list(PROMPTS.values()), methods.TGVKV.needs)
+    _, counts, kept, candidates = plan(methods.TGVKV(released=True), views, keep)
     assert (counts.sum(0) <= candidates.budget_LB.sum(0) + 2).all()
     for count_B, own, competes in zip(counts, kept, candidates.competes_LBN, strict=True):
         assert ((own[:, 0] & competes).sum(-1) == count_B).all()

@@ -14,35 +14,27 @@ from subtoken_train.types import Region
 from tests.support.helpers import compress
 from tests.support.refusals import refuses
 from tests.support.sampling import sampled
-from tests.support.tiny.qwen import (
-    glm_family,
-    made_as_counted,
-    qwen3_family,
-    qwen_batch,
-    qwen_family,
-    qwen_records,
-    qwen_video,
-)
+from tests.support.tiny import qwen
 from tests.support.truth_cells import CELL, difference
 
-FAMILY = qwen_family()
-PICTURES = [Image.effect_noise((160, 100), 60).convert("RGB"), qwen_video(4)]
-GLM = glm_family()
+FAMILY = qwen.qwen_family()
+PICTURES = [Image.effect_noise((160, 100), 60).convert("RGB"), qwen.qwen_video(4)]
+GLM = qwen.glm_family()
 
 
 @pytest.fixture
 def family():
-    return qwen_family()
+    return qwen.qwen_family()
 
 
 @pytest.fixture
 def records(tmp_path):
-    return qwen_records(tmp_path)
+    return qwen.qwen_records(tmp_path)
 
 
 @given(height=st.integers(1, 400), width=st.integers(1, 400), cap=st.sampled_from([3136, 20_000, 112_896, 1_003_520]))
 def test_counted_tokens_are_what_the_processor_makes(height, width, cap):
-    pixels, _ = made_as_counted(FAMILY, height, width, cap)
+    pixels, _ = qwen.made_as_counted(FAMILY, height, width, cap)
     assert pixels.shape[1] == 3 * 2 * 14 * 14
 
 
@@ -69,15 +61,15 @@ def mrope_by_hand(family, batch):
 
 @pytest.mark.parametrize("pad_left", [False, True])
 def test_positions_of_several_images_and_text_on_either_side(family, records, pad_left):
-    batch = qwen_batch(family, records, pad_left)
+    batch = qwen.qwen_batch(family, records, pad_left)
     assert torch.equal(family.positions(batch), mrope_by_hand(family, batch))
-    text = qwen_batch(family, [records[2], records[2]], pad_left)
+    text = qwen.qwen_batch(family, [records[2], records[2]], pad_left)
     assert torch.equal(family.positions(text)[0], torch.arange(text.input_ids_BN.shape[1]).expand(2, -1))
 
 
 @pytest.mark.parametrize("grid", [None, [[1, 6, 8], [1, 4, 14], [1, 10, 6]], [[1, 6, 8], [1, 10, 6]]])
 def test_image_tokens_that_are_not_the_images_are_refused(family, records, grid):
-    batch = qwen_batch(family, records)
+    batch = qwen.qwen_batch(family, records)
     batch.image_grid_I3 = None if grid is None else torch.tensor(grid)
     refuses(r"runs of \[12, 15, 14\] image tokens in the batch of records one, two, text", family.positions, batch)
 
@@ -85,7 +77,10 @@ def test_image_tokens_that_are_not_the_images_are_refused(family, records, grid)
 @torch.no_grad()
 def test_nothing_is_kept_between_batches(family, records):
     """Neither our passes nor what a call of the model left behind shifts the next batch."""
-    first, second = qwen_batch(family, records[:1], generation=True), qwen_batch(family, records[1:], pad_left=True)
+    first, second = (
+        qwen.qwen_batch(family, records[:1], generation=True),
+        qwen.qwen_batch(family, records[1:], pad_left=True),
+    )
     fresh = compress(copy.deepcopy(family)).run(second).hidden_BMD
     backbone = compress(family)
     backbone.run(first)
@@ -103,7 +98,7 @@ def test_images_are_padded_to_squares_where_that_is_asked_for(family):
     square.paste(image, (0, 25))
     pixels, grid = family.process_images([square])
     shape = family.process_images([image])[1]
-    video = qwen_video(2, (40, 90))
+    video = qwen.qwen_video(2, (40, 90))
     frames = family.frame_size(video)
     family.pad_images()
     assert family.frame_size(video) == frames  # it keeps its shape
@@ -118,7 +113,7 @@ def test_images_are_padded_to_squares_where_that_is_asked_for(family):
 
 @pytest.fixture(scope="module")
 def deep_family():
-    return qwen3_family()
+    return qwen.qwen3_family()
 
 
 def batch_with(deep_family, *pictures):
@@ -164,7 +159,7 @@ def test_merged_tokens_keep_their_targets_deep_features(deep_family):
 @given(height=st.integers(1, 400), width=st.integers(1, 400), cap=st.sampled_from([3136, 20_000, 112_896, 1_003_520]))
 @example(height=1, width=2, cap=3136)
 def test_counted_tokens_of_glm_are_what_its_processor_makes(height, width, cap):
-    _, grid = made_as_counted(GLM, height, width, cap)
+    _, grid = qwen.made_as_counted(GLM, height, width, cap)
     most = max(cap, 28 * max(height, width) * 28 / min(height, width))
     if round(height / 28) * round(width / 28) * 28**2 < GLM.min_pixels:  # scaled up, perhaps past the cap
         most = max(most, 4 * GLM.min_pixels)

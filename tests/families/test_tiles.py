@@ -25,11 +25,6 @@ ONEVISION = [(384 * high, 384 * wide) for high, wide in product(range(1, 7), rep
 EDGES = [(1, 1), (1, 700), (700, 1), (3, 1000), (336, 336), (337, 336), (335, 673), (24, 25), (1008, 336), (4000, 61)]
 
 
-def random_sizes(count: int) -> list[tuple[int, int]]:
-    drawn = torch.randint(1, 2600, (count, 2), generator=torch.Generator().manual_seed(0))
-    return EDGES + [tuple(size) for size in drawn.tolist()]
-
-
 def next_config(resolutions=NEXT, side=336, patch=14):
     vision = SimpleNamespace(image_size=side, patch_size=patch)
     return SimpleNamespace(vision_config=vision, image_grid_pinpoints=[list(each) for each in resolutions])
@@ -46,7 +41,8 @@ def test_packing_is_transformers_own_over_many_sizes(most):
     layout, newline_C = TileLayout.of(config, most), torch.randn(2, generator=generator)
     own = (LlavaOnevisionModel, newline_C, f"anyres_max_{most}") if most else (LlavaNextModel, "default", newline_C)
     scaled = 0
-    for size in random_sizes(60 if most else 150):
+    drawn = torch.randint(1, 2600, (60 if most else 150, 2), generator=torch.Generator().manual_seed(0))
+    for size in EDGES + [tuple(size) for size in drawn.tolist()]:
         tiles_IPC = torch.randn(layout.tiles(size), 729 if most else 576, 2, generator=generator)
         packed_TC = layout.pack(tiles_IPC, size, newline_C)
         assert len(packed_TC) == layout.placeholders(size)

@@ -9,18 +9,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from subtoken_train.functional.key_axes import (
-    key_energy,
-    key_spread,
-    mirrored,
-    mirrors_of,
-    output_metric,
-    principal_axes,
-    query_energy,
-    query_lengths,
-    turn_of,
-    value_axes,
-)
+from subtoken_train.functional import key_axes
 from subtoken_train.functional.masks import fixed_mask
 from subtoken_train.ledger.kv_budget import kept_channels
 from tests.support.golden_cases import load, near, record
@@ -42,33 +31,37 @@ def drawn(seed: int, batch: int, heads: int, length: int, width: int) -> torch.T
 
 def spread_of(key: torch.Tensor):
     batch, heads, rows, _ = key.shape
-    return key_spread(key, torch.arange(rows).expand(batch, -1), torch.ones(batch, heads, rows, dtype=torch.bool))
+    return key_axes.key_spread(
+        key, torch.arange(rows).expand(batch, -1), torch.ones(batch, heads, rows, dtype=torch.bool)
+    )
 
 
 def turned(key: torch.Tensor, kept: int, length: torch.Tensor | None = None):
     """Centre, mirrors, what joins them, and channels that stay, of keys that are all cut."""
     centre, covariance = spread_of(key)
-    return centre, *mirrors_of(principal_axes(covariance, length), kept)
+    return centre, *key_axes.mirrors_of(key_axes.principal_axes(covariance, length), kept)
 
 
 def as_read(key, centre, mirrors, joint, channels):
     """Keys as attention reads them once they are cut, in the model's channels."""
-    thin = mirrored(key - centre, mirrors, joint) * channels[:, :, None]
-    return mirrored(thin, mirrors, joint.mT) + centre
+    thin = key_axes.mirrored(key - centre, mirrors, joint) * channels[:, :, None]
+    return key_axes.mirrored(thin, mirrors, joint.mT) + centre
 
 
 @given(**DRAWN)
 def test_mirrors_turn_to_the_axes_and_nothing_else(seed, shape, data):
     key, width, kept = drawn(seed, *shape), shape[-1], data.draw(st.integers(1, shape[-1] - 1))
-    axes = principal_axes(key.mT @ key)
-    mirrors, joint, channels = mirrors_of(axes, kept)
+    axes = key_axes.principal_axes(key.mT @ key)
+    mirrors, joint, channels = key_axes.mirrors_of(axes, kept)
     assert mirrors.dtype == torch.float16
     assert mirrors.shape[-1] == joint.shape[-1] == min(kept, width - kept)
     assert bool((channels.sum(-1) == kept).all())
-    turn = mirrored(torch.eye(width).expand(*shape[:2], -1, -1), mirrors, joint)
+    turn = key_axes.mirrored(torch.eye(width).expand(*shape[:2], -1, -1), mirrors, joint)
     assert torch.allclose(turn @ turn.mT, torch.eye(width), atol=1e-5)
     assert torch.allclose(turn, torch.stack([reflected(own.float()) for own in mirrors]), atol=1e-5)
-    assert torch.allclose(mirrored(mirrored(key, mirrors, joint), mirrors, joint.mT), key, atol=1e-4, rtol=1e-4)
+    assert torch.allclose(
+        key_axes.mirrored(key_axes.mirrored(key, mirrors, joint), mirrors, joint.mT), key, atol=1e-4, rtol=1e-4
+    )
     stays = (turn * channels[:, :, None]) @ turn.mT
     assert torch.allclose(stays, axes[..., :kept] @ axes[..., :kept].mT, atol=4e-3)
 
@@ -79,7 +72,7 @@ def test_few_keys_lose_nothing_whatever_queries_ask(count):
     key, lengths = drawn(5, 1, 2, 30, 16), torch.rand(1, 2, 16, generator=torch.Generator().manual_seed(6))
     marks = torch.ones(1, 2, 30, dtype=torch.bool)
     marks[:, 0, count:] = False
-    turn, channels = turn_of(key, torch.arange(30)[None], marks, lengths, 10)
+    turn, channels = key_axes.turn_of(key, torch.arange(30)[None], marks, lengths, 10)
     read = as_read(key, turn.centre_Bh1d.float(), turn.mirrors_Bhdr, turn.joint_Bhrr, channels)
     lost = (read - key).norm(dim=-1) / key.norm(dim=-1)
     assert bool((lost[0, 0, :count] < 2e-3).all())
@@ -92,7 +85,7 @@ def test_only_marked_keys_count_in_blocks_and_alone(monkeypatch):
     key, draw = drawn(2, 3, 2, 19, 8), torch.Generator().manual_seed(3)
     rows = torch.stack([torch.randperm(19, generator=draw)[:7].sort().values for _ in range(3)])
     marks = torch.rand(3, 2, 7, generator=draw) < 0.7
-    centre, covariance = key_spread(key, rows, marks)
+    centre, covariance = key_axes.key_spread(key, rows, marks)
     for sample, head in torch.cartesian_prod(torch.arange(3), torch.arange(2)).tolist():
         own = key[sample, head, rows[sample, marks[sample, head]]]
         assert torch.allclose(centre[sample, head, 0], own.mean(0), atol=1e-5)
@@ -105,7 +98,7 @@ def test_lengths_are_of_the_groups_mean_query(dtype):
     query[..., 2] = 0
     asks = torch.zeros(2, 9, dtype=torch.bool)
     asks[0, -3:], asks[1, 1:3] = True, True
-    found = query_lengths(query, asks, 2)
+    found = key_axes.query_lengths(query, asks, 2)
     for sample, head in torch.cartesian_prod(torch.arange(2), torch.arange(2)).tolist():
         expected = query[sample, 2 * head : 2 * head + 2][:, asks[sample]].float().mean(0).norm(dim=0)
         assert torch.allclose(found[sample, head], expected.clamp(min=1e-3 * expected.median()), atol=1e-5)
@@ -118,10 +111,10 @@ def test_logits_are_the_release_s(word, kept):
     own = {key[8:]: each for key, each in load_file(ORIGINALS).items() if key.startswith("rotatek.")}
     (start, stop), (heads, rows) = own["image"].tolist(), own["key"].shape[1:3]
     key, asks = own["key"][:, :, start:stop], torch.arange(rows)[None] >= rows - int(own["window"])
-    lengths = query_lengths(own["query"], asks, heads) if word == "weighted" else None
+    lengths = key_axes.query_lengths(own["query"], asks, heads) if word == "weighted" else None
     query, golden = own["query"].view(1, heads, -1, key.shape[-1]), own[f"{word}.{kept}.logits"]
     size, (centre, covariance) = golden.abs().max(), spread_of(key)
-    axes = principal_axes(covariance, lengths)[..., :kept]
+    axes = key_axes.principal_axes(covariance, lengths)[..., :kept]
     logits = query @ (centre + (key - centre) @ axes @ axes.mT).mT
     case = f"eviction_originals: logits of {kept} of 8 channels, {word}"
     near("rotatek", case, logits / size, golden / size, rtol=0, atol=1e-5)
@@ -164,7 +157,7 @@ def test_scores_are_the_written_out_ones(monkeypatch):
         own = torch.zeros(3, 2, 19, dtype=torch.bool)
         for sample in range(3):
             own[sample, :, rows[sample]] = kept[sample]
-        scores = query_energy(query, asks, 2) * key_energy(key, rows, kept)
+        scores = key_axes.query_energy(query, asks, 2) * key_axes.key_energy(key, rows, kept)
         assert scores.dtype == torch.float32
         assert (scores - plain_scores(query, key, asks, own)).abs().max() < bound
 
@@ -175,7 +168,7 @@ def chosen(params, tensors, rows, ratio):
     length, width = key.shape[2:]
     asks = torch.arange(length)[None].expand(len(key), -1) >= length - params[rows]
     all_rows, kept = torch.arange(length).expand(len(key), -1), torch.ones(*key.shape[:3], dtype=torch.bool)
-    scores = query_energy(query, asks, key.shape[1]) * key_energy(key, all_rows, kept)
+    scores = key_axes.query_energy(query, asks, key.shape[1]) * key_axes.key_energy(key, all_rows, kept)
     return fixed_mask(scores, kept_channels(width, 1 - params[ratio]))
 
 
@@ -235,8 +228,8 @@ def moments(values_hnd):
 @pytest.mark.parametrize("queries", [1, 3])
 def test_the_output_stays_and_a_group_s_length_is_what_it_adds(queries):
     values, weight = case(queries=queries)
-    metric = output_metric(weight, 2, 6)
-    into, back = value_axes(moments(values), metric)
+    metric = key_axes.output_metric(weight, 2, 6)
+    into, back = key_axes.value_axes(moments(values), metric)
     assert torch.allclose(into @ back, torch.eye(6, dtype=torch.float64).expand(2, 6, 6), atol=1e-9)
     mapped = values @ into.transpose(-1, -2)
     assert torch.allclose(mapped @ back.transpose(-1, -2), values)
@@ -260,6 +253,6 @@ def test_heads_without_any_values_or_outputs_are_left_whole(what):
         values[1] = 0
     else:
         weight[:, 18:] = 0
-    into, back = value_axes(moments(values), output_metric(weight, 2, 6))
+    into, back = key_axes.value_axes(moments(values), key_axes.output_metric(weight, 2, 6))
     assert into.isfinite().all()
     assert torch.allclose(into @ back, torch.eye(6, dtype=torch.float64).expand(2, 6, 6), atol=1e-9)

@@ -7,27 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from tests.hostile import grammar
 from tests.hostile.case import Case, Expect, Place, Reference, Spoilt, read_by
-from tests.hostile.grammar import (
-    CSV,
-    JSON,
-    LINES,
-    MARKED,
-    MARKED_LINES,
-    NAMES,
-    NAN,
-    PARQUET,
-    PLAIN,
-    TEXT,
-    Document,
-    NoDocument,
-    Notation,
-    nested,
-    no_file,
-    parsed_lines,
-    shown,
-    written,
-)
 from tests.hostile.models import Make, Spoil, files, inside, of, one_of, reading, whole
 
 TURNS = [{"from": "human", "value": "<image>\nwhat ?"}, {"from": "gpt", "value": "yes"}]
@@ -47,26 +28,28 @@ OF_RECORDS = {
     "*.conversations.1.value": ("<image>", *NO_ANSWER), "*.conversations.1.from": ("human",),
     "*.image": ({}, [5], [None], [[]], ["a", "b"]),
 }  # fmt: skip
-OTHER_CONTENT: tuple[Any, ...] = ([], {}, None, 5, "x", [5], [None], [[]], nested(3000, True))
-REFUSED_IMAGE, NAMED = {"0.image": OUTSIDE}, {"*.id *.kind": PLAIN}
+OTHER_CONTENT: tuple[Any, ...] = ([], {}, None, 5, "x", [5], [None], [[]], grammar.nested(3000, True))
+REFUSED_IMAGE, NAMED = {"0.image": OUTSIDE}, {"*.id *.kind": grammar.PLAIN}
 
 
 def other_content(draw: random.Random, path: Path) -> Spoilt:
-    path.write_text(written(content := draw.choice(OTHER_CONTENT)))
-    return f"the whole of it is {shown(content)}" if content != OTHER_CONTENT[-1] else "lists 3000 deep", Expect.REFUSED
+    path.write_text(grammar.written(content := draw.choice(OTHER_CONTENT)))
+    return f"the whole of it is {grammar.shown(content)}" if content != OTHER_CONTENT[
+        -1
+    ] else "lists 3000 deep", Expect.REFUSED
 
 
-def named(notation: Notation) -> Spoil:
+def named(notation: grammar.Notation) -> Spoil:
     def spoil(draw: random.Random, path: Path) -> Spoilt:
-        content, what, _ = Document(NAMED, notation=notation).spoilt(draw, path.read_bytes(), "odd")
+        content, what, _ = grammar.Document(NAMED, notation=notation).spoilt(draw, path.read_bytes(), "odd")
         path.write_bytes(content)
         return what, Expect.TAKEN
 
     return spoil
 
 
-def records(name: str, notation: Notation) -> Make:
-    document = Document(
+def records(name: str, notation: grammar.Notation) -> Make:
+    document = grammar.Document(
         OF_RECORDS, loose="*.id *.image", open="*.* *.conversations.*.*", notation=notation,
         ways="odd odd odd changed changed changed bytes bytes whole file",
     )  # fmt: skip
@@ -74,8 +57,8 @@ def records(name: str, notation: Notation) -> Make:
     prepared = (f"check {train}", f"preview {train} --count 8", f"fit {train} --trainer.max_steps=4")
     listed = f"data images --file scenes/{name} --root scenes"
     asked = f"evaluate --adapter {{vlm}} --data scenes/{name} --max-new-tokens 1"
-    within = Document(REFUSED_IMAGE, notation=notation)
-    spoils = (*(of(document, name),) * 5, *([inside(name, other_content)] if notation is MARKED else []))
+    within = grammar.Document(REFUSED_IMAGE, notation=notation)
+    spoils = (*(of(document, name),) * 5, *([inside(name, other_content)] if notation is grammar.MARKED else []))
     return one_of(
         *(reading("scenes", "scenes", spoils, *prepared, listed, asked),) * 8,
         reading("scenes", "scenes", [of(within, name, "odd")], listed, asked),
@@ -84,7 +67,11 @@ def records(name: str, notation: Notation) -> Make:
     )
 
 
-data_files = one_of(records("train.json", MARKED), records("train.json", MARKED), records("train.jsonl", MARKED_LINES))
+data_files = one_of(
+    records("train.json", grammar.MARKED),
+    records("train.json", grammar.MARKED),
+    records("train.jsonl", grammar.MARKED_LINES),
+)
 HEADERS = ("a,b,c", "image,question", "image,question,image", "", ",,")
 
 
@@ -100,7 +87,7 @@ def csv_text(draw: random.Random, path: Path) -> Spoilt:
         cells[column] = f'"{what}"'
         rows[row] = ",".join(cells)
     path.write_text("\n".join((header, *rows, "")))
-    return f"{kind} {shown(what)}", Expect.REFUSED
+    return f"{kind} {grammar.shown(what)}", Expect.REFUSED
 
 
 def second_table(draw: random.Random, folder: Path) -> Spoilt:
@@ -115,11 +102,11 @@ def taken_target(draw: random.Random, folder: Path) -> Spoilt:
     return "a target that is somebody's", Expect.REFUSED
 
 
-MESSAGES = Document(
+MESSAGES = grammar.Document(
     loose="* *.images *.images.* *.messages.*.content *.messages.*.content.*",
     open="*.* *.messages.*.* *.messages.*.content.*.*",
     ways="changed changed changed bytes whole",
-    notation=MARKED,
+    notation=grammar.MARKED,
 )
 OF_FOLDER = (second_table, taken_target)
 OPTIONS = [
@@ -136,11 +123,11 @@ OPTIONS = [
 
 OWN = {
     "own_csv": (
-        of(Document(notation=CSV), "q.csv", "bytes"), *(inside("q.csv", csv_text),) * 2,
+        of(grammar.Document(notation=grammar.CSV), "q.csv", "bytes"), *(inside("q.csv", csv_text),) * 2,
         files("q.csv", "images/0.png"), *OF_FOLDER, whole,
     ),
     "own_json": (*(of(MESSAGES, "q.json"),) * 3, files("q.json", "images/0.png"), *OF_FOLDER),
-    "own_txt": (of(Document(notation=TEXT), "q.txt", "bytes"), taken_target, whole),
+    "own_txt": (of(grammar.Document(notation=grammar.TEXT), "q.txt", "bytes"), taken_target, whole),
 }  # fmt: skip
 FOLDERS = tuple(reading(original, "mine", spoils, "init mine") for original, spoils in OWN.items())
 
@@ -166,7 +153,7 @@ def prompt_files(draw: random.Random, place: Place) -> Case:
         place.copy("images/a.png", picture)
     odd = PROMPTS if name == "lm" else {**PROMPTS, **OF_IMAGES}
     ways = "odd odd changed bytes bytes file whole"
-    document = Document(odd, loose="*.id *.image", ways=ways, notation=LINES)
+    document = grammar.Document(odd, loose="*.id *.image", ways=ways, notation=grammar.LINES)
     spoilt = document.spoil(draw, place.copy(f"{name}.jsonl", "asked.jsonl"))
     if draw.random() < 0.1:
         place.write("out.jsonl", '{"id": "a", "answer": "mine"}\n')
@@ -189,12 +176,12 @@ def benchmark_file(draw: random.Random, path: Path) -> Spoilt:
     ways = "changed changed changed bytes bytes file whole" if path.name in READ else "bytes bytes file whole"
     kind = draw.choice((ways if path.suffix != ".txt" else "bytes bytes whole").split())  # one text of many may be gone
     if path.suffix in (".json", ".jsonl"):
-        notation = LINES if len(path.read_bytes().strip().splitlines()) > 1 else JSON
+        notation = grammar.LINES if len(path.read_bytes().strip().splitlines()) > 1 else grammar.JSON
         read = READ.get(path.name, "") if kind == "changed" else "nothing"
-        return Document(only=read, open="* *.* *.*.*", notation=notation).spoil(draw, path, kind)
-    notation = PARQUET if path.suffix == ".parquet" else TEXT
+        return grammar.Document(only=read, open="* *.* *.*.*", notation=notation).spoil(draw, path, kind)
+    notation = grammar.PARQUET if path.suffix == ".parquet" else grammar.TEXT
     broken = None if path.suffix == ".tsv" else Expect.REFUSED  # of whose rows a limit looks at two
-    return Document(only="nothing", notation=notation, broken=broken).spoil(draw, path, kind)
+    return grammar.Document(only="nothing", notation=notation, broken=broken).spoil(draw, path, kind)
 
 
 def benchmarks(draw: random.Random, place: Place) -> Case:
@@ -212,20 +199,20 @@ def whole_lines(content: bytes) -> list[Any]:
     """Samples as far as they were written; a line without one is none."""
     complete = content[: content.rfind(b"\n") + 1]
     if not all(map(bytes.strip, complete.split(b"\n")[:-1])):
-        raise NoDocument("an empty line")
-    return parsed_lines(complete)
+        raise grammar.NoDocument("an empty line")
+    return grammar.parsed_lines(complete)
 
 
 COUNTS = "*.kv_bytes *.dense_kv_bytes *.region_bytes *.entries_before *.new_tokens *.batch_size"
-SAMPLES = Document(
+SAMPLES = grammar.Document(
     {COUNTS: (1.5, -1), "*.reference": ({},)},
     loose="*.emptied *.reference.* *.prediction", open="*.* *.*.*",
-    ways="odd changed changed changed bytes", notation=Notation(whole_lines, LINES.write),
+    ways="odd changed changed changed bytes", notation=grammar.Notation(whole_lines, grammar.LINES.write),
 )  # fmt: skip
 UNPRINTED = (
     "batch_size max_length dtype processes adapter_sha256 reducer eviction_options calibration_sha256 seed versions"
 ).split()
-MANIFEST = Document(
+MANIFEST = grammar.Document(
     {
         "schema": (99,), "rows": (-1, 1.5), "task": ("nope", "../x", "", "\x1b[31m"),
         "primary arm.protocol": ("nope",), "arm.name": ("", "../x", "a/b", "\x00"), "arm.nominal_kv": (-1,),
@@ -234,12 +221,12 @@ MANIFEST = Document(
     loose="options.*", open="settings.*", free=" ".join(f"settings.{name}" for name in UNPRINTED),
     ways="odd changed changed changed bytes",
 )  # fmt: skip
-NO_SCORE = (5, {}, [], None, "x", NAN, [[]], [NAN, 1, 1, 1], ["x"] * 4, 0)
+NO_SCORE = (5, {}, [], None, "x", grammar.NAN, [[]], [grammar.NAN, 1, 1, 1], ["x"] * 4, 0)
 RIGHT_SCORES: dict[str, tuple[Any, ...]] = {  # by key of a run's scores: which of the odd values are right there
     "kinds": (["x"] * 4,), "scores": (), "measures": ({},), "nominal_kv": (5, 0), "realised_kv": (5, 0),
     "kv_bytes": (5, 0), "dense_kv_bytes": (5,), "arm": ("x",), "data_sha256": ("x",), "data": ("x",),
 }  # fmt: skip
-SCORES = Document(
+SCORES = grammar.Document(
     {f"runs.0.{key}": [each for each in NO_SCORE if each not in right] for key, right in RIGHT_SCORES.items()},
     loose="runs.0.predictions.* runs.0.measures",
     open="* runs.0.* runs.0.measures.*",
@@ -264,21 +251,21 @@ def manifest(draw: random.Random, folder: Path) -> Spoilt:
 
 
 def no_manifest(draw: random.Random, folder: Path) -> Spoilt:
-    return no_file(draw, draw.choice(cells(folder)) / "manifest.json"), Expect.REFUSED
+    return grammar.no_file(draw, draw.choice(cells(folder)) / "manifest.json"), Expect.REFUSED
 
 
 def names(draw: random.Random, place: Place) -> Case:
     """A name that acts in a terminal, a spreadsheet or a page is shown as the text that it is."""
     cell, field, name = draw.choice(cells(place.copy("results"))), draw.choice(("backbone", "adapter")), ""
     while not name.isprintable() or not name.strip():
-        name = draw.choice((*MARKUP, *NAMES))
+        name = draw.choice((*MARKUP, *grammar.NAMES))
     for path in cell.parent.glob("*/manifest.json"):
         content = json.loads(path.read_text())
         content["arm"][field] = name
         path.write_text(json.dumps(content))
     words = f"report results --out tables --format {draw.choice(('csv', 'html,markdown', 'latex'))}".split()
     reference: Reference = lambda answer: table_fault(place.work / "tables")  # noqa: E731
-    return Case(f"{field} is {shown(name)}", words, Expect.TAKEN, ("tables",), reference=reference)
+    return Case(f"{field} is {grammar.shown(name)}", words, Expect.TAKEN, ("tables",), reference=reference)
 
 
 def table_fault(folder: Path) -> str | None:

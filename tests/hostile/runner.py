@@ -24,21 +24,7 @@ from typing import Any
 
 import datasets
 
-from tests.hostile.case import (
-    CANARY,
-    CANARY_MODULE,
-    PREFIX,
-    THEIRS,
-    Answer,
-    Case,
-    Expect,
-    Outcome,
-    Place,
-    Verdict,
-    call,
-    command,
-    system_words,
-)
+from tests.hostile import case as hostile
 from tests.support.run_folders import no_room
 
 SECONDS = 5.0  # of processor time; ten times what the slowest valid original takes
@@ -119,7 +105,7 @@ def _note(event: str, path: Any, folder: Any) -> None:
     assert _watch is not None
     if _watch.comes is not None:
         watch, _watch = _watch, None
-        watch.comes.write_bytes(THEIRS)
+        watch.comes.write_bytes(hostile.THEIRS)
         watch.comes, _watch = None, watch
     try:
         path = os.fsdecode(path)
@@ -201,10 +187,10 @@ WORKERS = "pymp-"  # folders that Python keeps for its workers until the process
 ACTS = ("Cc", "Cf", "Cs", "Zl", "Zp")  # kinds of characters that act, or show nothing
 HIDDEN = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
 """Warnings that Python shows to nobody unless asked to."""
-Make = Callable[[random.Random, Place], Case]
+Make = Callable[[random.Random, hostile.Place], hostile.Case]
 
 
-def run_case(name: str, make: Make, seed: int, place: Place) -> Outcome:
+def run_case(name: str, make: Make, seed: int, place: hostile.Place) -> hostile.Outcome:
     shutil.rmtree(place.root, ignore_errors=True)
     place.work.mkdir(parents=True)
     place.write("diary.txt", "mine\n")
@@ -222,7 +208,7 @@ def run_case(name: str, make: Make, seed: int, place: Place) -> Outcome:
         assert sys.path[0] != str(place.root)
 
 
-def _judged_case(name: str, make: Make, place: Place, home: Path) -> Outcome:
+def _judged_case(name: str, make: Make, place: hostile.Place, home: Path) -> hostile.Outcome:
     case = make(random.Random(name), place)
     before = snapshot(place.root)
     passing = set(os.listdir(tempfile.gettempdir()))
@@ -234,18 +220,18 @@ def _judged_case(name: str, make: Make, place: Place, home: Path) -> Outcome:
     found = [(verdict, detail), *_harm(case, place, before, answer), *_outside(touched, place)]
     left = [name for name in os.listdir(tempfile.gettempdir()) if name not in passing and not name.startswith(WORKERS)]
     if left:
-        found.append((Verdict.LEFT, f"left {sorted(left)[:3]} among the temporary files"))
-    if verdict is Verdict.CLEAN and answer is not None:
+        found.append((hostile.Verdict.LEFT, f"left {sorted(left)[:3]} among the temporary files"))
+    if verdict is hostile.Verdict.CLEAN and answer is not None:
         found.append(compared(case, answer))
-    order = list(Verdict)
+    order = list(hostile.Verdict)
     verdict, detail = min(found, key=lambda each: order.index(each[0]))
     code = None if answer is None else answer.code
     taken = code == 0 and case.reference is not None
-    return Outcome(name, case.what, verdict, detail, case.expect, code, seconds, taken)
+    return hostile.Outcome(name, case.what, verdict, detail, case.expect, code, seconds, taken)
 
 
 @contextmanager
-def own_places(place: Place) -> Iterator[None]:
+def own_places(place: hostile.Place) -> Iterator[None]:
     home, passing = os.environ.get("HOME"), tempfile.tempdir
     (place.root / "home").mkdir()
     (place.root.parent / TABLES).mkdir(exist_ok=True)
@@ -260,56 +246,56 @@ def own_places(place: Place) -> Iterator[None]:
         os.environ.pop("HOME") if home is None else os.environ.update(HOME=home)
 
 
-def _run(case: Case) -> tuple[Answer | None, Sequence[Touch], Verdict, str]:
-    sys.modules.pop(CANARY_MODULE, None)
+def _run(case: hostile.Case) -> tuple[hostile.Answer | None, Sequence[Touch], hostile.Verdict, str]:
+    sys.modules.pop(hostile.CANARY_MODULE, None)
     watch = Watch(comes=case.comes)
     try:
         with no_room(case.room), watched(watch), warnings.catch_warnings():
             warnings.simplefilter("default")
             for hidden in HIDDEN:
                 warnings.simplefilter("ignore", hidden)
-            answer = command(case.act) if isinstance(case.act, list | tuple) else call(case.act)
+            answer = hostile.command(case.act) if isinstance(case.act, list | tuple) else hostile.call(case.act)
     except Stopped as stopped:
         where = traceback.format_exc(limit=-3)
-        verdict = Verdict.HANG if stopped.memory is None else Verdict.MEMORY
+        verdict = hostile.Verdict.HANG if stopped.memory is None else hostile.Verdict.MEMORY
         return None, watch.touched, verdict, f"{stopped} {stopped.memory or ''} {where}"
     except KeyboardInterrupt:  # ours
         raise
     except BaseException:  # a panic of a library in Rust, too
-        return None, watch.touched, Verdict.TRACEBACK, traceback.format_exc(limit=-6)
+        return None, watch.touched, hostile.Verdict.TRACEBACK, traceback.format_exc(limit=-6)
     if watch.ended:
-        return answer, watch.touched, Verdict.TRACEBACK, f"threads ended: {watch.ended}"
+        return answer, watch.touched, hostile.Verdict.TRACEBACK, f"threads ended: {watch.ended}"
     if watch.started:
-        return answer, watch.touched, Verdict.CODE, f"started {watch.started}"
+        return answer, watch.touched, hostile.Verdict.CODE, f"started {watch.started}"
     return answer, watch.touched, *judged(case, answer)
 
 
-def judged(case: Case, answer: Answer) -> tuple[Verdict, str]:
+def judged(case: hostile.Case, answer: hostile.Answer) -> tuple[hostile.Verdict, str]:
     if answer.code not in (0, 2):
-        return Verdict.TRACEBACK, f"exit code {answer.code}: {answer.err[-1500:]}"
-    if answer.code == 0 and case.expect is Expect.REFUSED:
-        return Verdict.WRONG, f"accepted: {answer.out[-200:]}"
-    if answer.code == 2 and case.expect is Expect.TAKEN:
-        return Verdict.REFUSAL, answer.err[:600]
+        return hostile.Verdict.TRACEBACK, f"exit code {answer.code}: {answer.err[-1500:]}"
+    if answer.code == 0 and case.expect is hostile.Expect.REFUSED:
+        return hostile.Verdict.WRONG, f"accepted: {answer.out[-200:]}"
+    if answer.code == 2 and case.expect is hostile.Expect.TAKEN:
+        return hostile.Verdict.REFUSAL, answer.err[:600]
     if answer.code == 0:
         fault = control_characters(answer.out + answer.err)
     else:
         fault = message_fault(answer.err) or control_characters(answer.out)
         if fault is None and case.says and not any(word.lower() in answer.err.lower() for word in case.says):
             fault = f"says nothing of {case.says}: {answer.err[-LIMIT:]}"
-    return (Verdict.CLEAN, "") if fault is None else (Verdict.MESSAGE, fault)
+    return (hostile.Verdict.CLEAN, "") if fault is None else (hostile.Verdict.MESSAGE, fault)
 
 
-def compared(case: Case, answer: Answer) -> tuple[Verdict, str]:
+def compared(case: hostile.Case, answer: hostile.Answer) -> tuple[hostile.Verdict, str]:
     if answer.code != 0:
-        return Verdict.CLEAN, ""
+        return hostile.Verdict.CLEAN, ""
     if case.reference is None:
-        return Verdict.WRONG, "accepted, and there is nothing to compare it with"
+        return hostile.Verdict.WRONG, "accepted, and there is nothing to compare it with"
     try:
         fault = case.reference(answer)
     except Exception:
-        return Verdict.WRONG, f"the reference takes no such input: {traceback.format_exc(limit=-3)}"
-    return (Verdict.CLEAN, "") if fault is None else (Verdict.WRONG, fault)
+        return hostile.Verdict.WRONG, f"the reference takes no such input: {traceback.format_exc(limit=-3)}"
+    return (hostile.Verdict.CLEAN, "") if fault is None else (hostile.Verdict.WRONG, fault)
 
 
 def message_fault(err: str) -> str | None:
@@ -319,16 +305,18 @@ def message_fault(err: str) -> str | None:
     if len(lines) > 2 and AFTERWARDS.fullmatch(lines[-2]):
         del lines[-2]
     *earlier, last = lines[:-1] or [""]
-    if not last.startswith(f"{PREFIX}error: ") or " " not in last.removeprefix(f"{PREFIX}error: "):
+    if not last.startswith(f"{hostile.PREFIX}error: ") or " " not in last.removeprefix(f"{hostile.PREFIX}error: "):
         return f"no error line: {err[-600:]!r}"
-    if strange := [line for line in earlier if not (line.startswith(f"{PREFIX}warning: ") or PROGRESS.fullmatch(line))]:
+    if strange := [
+        line for line in earlier if not (line.startswith(f"{hostile.PREFIX}warning: ") or PROGRESS.fullmatch(line))
+    ]:
         return f"{len(strange)} more lines: {strange[0][:300]!r}"
-    words = last.removeprefix(f"{PREFIX}error: ")
+    words = last.removeprefix(f"{hostile.PREFIX}error: ")
     if len(words) > LIMIT:
         return f"{len(words)} characters: {words[:600]}"
     if found := [word for word in PYTHON_WORDS if word in words]:
         return f"Python's words {found}: {words}"
-    return f"the system's words alone: {words}" if system_words(words) else control_characters(words)
+    return f"the system's words alone: {words}" if hostile.system_words(words) else control_characters(words)
 
 
 def control_characters(text: str) -> str | None:
@@ -336,12 +324,14 @@ def control_characters(text: str) -> str | None:
     return f"control characters {sorted(bad)} in {text[-300:]!r}" if bad else None
 
 
-def _harm(case: Case, place: Place, before: Mapping[str, str], answer: Answer | None) -> Iterator[tuple[Verdict, str]]:
-    if CANARY_MODULE in sys.modules or any(place.root.rglob(f"{CANARY}*")):
-        yield Verdict.CODE, "the canary was touched"
+def _harm(
+    case: hostile.Case, place: hostile.Place, before: Mapping[str, str], answer: hostile.Answer | None
+) -> Iterator[tuple[hostile.Verdict, str]]:
+    if hostile.CANARY_MODULE in sys.modules or any(place.root.rglob(f"{hostile.CANARY}*")):
+        yield hostile.Verdict.CODE, "the canary was touched"
     after = snapshot(place.root)
-    if case.comes is not None and (not case.comes.is_file() or case.comes.read_bytes() != THEIRS):
-        yield Verdict.LOST, f"{case.comes.name}, which came while it ran, is gone or changed"
+    if case.comes is not None and (not case.comes.is_file() or case.comes.read_bytes() != hostile.THEIRS):
+        yield hostile.Verdict.LOST, f"{case.comes.name}, which came while it ran, is gone or changed"
     accepted = answer is not None and answer.code == 0
     may = [f"work/{name}" for name in (*case.writes_anyway, *(case.writes if accepted else ()))]
     may += [f"work/{case.comes.name}"] if case.comes is not None else []
@@ -351,14 +341,14 @@ def _harm(case: Case, place: Place, before: Mapping[str, str], answer: Answer | 
         if after.get(name) == content or _below(name, may):
             continue
         if not _below(name, moved) or content not in kept:
-            yield Verdict.LOST, f"{name} is {'gone' if name not in after else 'changed'}"
+            yield hostile.Verdict.LOST, f"{name} is {'gone' if name not in after else 'changed'}"
     new = [name for name in after if name not in before and not _below(name, may) and not _below(name, moved)]
     if new:
         words = "" if answer is None or accepted else f" ({answer.err.strip()[-160:]})"
-        yield Verdict.LEFT, f"made {new[:3]}{words}"
+        yield hostile.Verdict.LEFT, f"made {new[:3]}{words}"
 
 
-def _outside(touched: Sequence[Touch], place: Place) -> Iterator[tuple[Verdict, str]]:
+def _outside(touched: Sequence[Touch], place: hostile.Place) -> Iterator[tuple[hostile.Verdict, str]]:
     """What it did to files that are not below the case's folder; what was made in passing and has gone is nothing."""
     made = set()
     for path, kind, was_there in touched:
@@ -370,9 +360,9 @@ def _outside(touched: Sequence[Touch], place: Place) -> Iterator[tuple[Verdict, 
         if not was_there:
             made.add(path)
         elif path not in made:
-            yield Verdict.LOST, f"{kind} {path}, which is not the case's"
+            yield hostile.Verdict.LOST, f"{kind} {path}, which is not the case's"
     if left := sorted(path for path in made if os.path.lexists(path)):
-        yield Verdict.LEFT, f"made {left[:3]} outside of the case's folder"
+        yield hostile.Verdict.LEFT, f"made {left[:3]} outside of the case's folder"
 
 
 def _below(name: str, places: list[str]) -> bool:

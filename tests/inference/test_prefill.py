@@ -53,10 +53,6 @@ class Spy(TorchDispatchMode):
         return out
 
 
-def pointers(tensors) -> set[int]:
-    return {tensor.untyped_storage().data_ptr() for tensor in tensors}
-
-
 @pytest.mark.parametrize("eviction", [None, SharedSet(), OwnSets()])
 @pytest.mark.parametrize("new", [1, 4])
 @torch.no_grad()
@@ -80,7 +76,8 @@ def test_a_decode_step_runs_no_router_and_copies_no_prompt(eviction, new):
 
     before = [data.data_ptr() for data in stored()]
     known = [*stored(), *(tail for layer in cache.layers for tail in (layer.keys, layer.values))]
-    spy = Spy(pointers([*known, *family.model.parameters(), *family.model.buffers()]))
+    known += [*family.model.parameters(), *family.model.buffers()]
+    spy = Spy({tensor.untyped_storage().data_ptr() for tensor in known})
     sys.setprofile(profile)
     try:
         with spy:

@@ -29,14 +29,11 @@ TEMPLATED = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict
 PICTURE = ROOT / "data" / "samples" / "a.png"
 QUESTIONS = ("is there a 7 ?", "what is at C4 ?")
 ASKED, ANSWERS = f"<image>\n{QUESTIONS[0]}", {"return_full_text": False}
+PADDED = {"return_tensors": "pt", "padding": True, "padding_side": "left"}
 
 
 def ids(reader, words=WORDS):
     return reader(words, return_tensors="pt")["input_ids"]
-
-
-def padded(reader):
-    return reader([WORDS, SHORT], return_tensors="pt", padding=True, padding_side="left")
 
 
 def seeded(call):
@@ -71,7 +68,7 @@ TEXT = {
     "ids by name": lambda m, r: m.generate(input_ids=ids(r), **GREEDY),
     "ids as inputs": lambda m, r: m.generate(inputs=ids(r), **GREEDY),
     "all of the tokenizer": lambda m, r: m.generate(**r(WORDS, return_tensors="pt"), **GREEDY),
-    "left padding": lambda m, r: m.generate(**padded(r), **GREEDY),
+    "left padding": lambda m, r: m.generate(**r([WORDS, SHORT], **PADDED), **GREEDY),
     "config": lambda m, r: m.generate(ids(r), generation_config=hf.GenerationConfig(**GREEDY, pad_token_id=0)),
     "whole length": lambda m, r: m.generate(ids(r), max_length=ids(r).shape[1] + 4, do_sample=False),
     "beams": lambda m, r: m.generate(ids(r), num_beams=3, num_return_sequences=2, **GREEDY),

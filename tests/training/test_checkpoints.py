@@ -11,16 +11,6 @@ import torch
 
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.training import checkpoints
-from subtoken_train.training.checkpoints import (
-    Marker,
-    begin,
-    complete,
-    incomplete,
-    keep_newest,
-    newest_complete,
-    read_marker,
-    seal,
-)
 from subtoken_train.training.module import is_sharded
 from subtoken_train.training.run_folder import RunMarker
 from subtoken_train.training.trained_tensors import (
@@ -36,36 +26,42 @@ from tests.support.run_folders import Canary, put
 
 
 def written(folder, step, content="state"):
-    partial = begin(folder, step)
+    partial = checkpoints.begin(folder, step)
     (partial / "state.ckpt").write_text(content)
-    return seal(partial, Marker(step, 2, "DDPStrategy", {"a.weight": [2, 3]}))
+    return checkpoints.seal(partial, checkpoints.Marker(step, 2, "DDPStrategy", {"a.weight": [2, 3]}))
 
 
 def test_the_newest_whole_one_counts_by_number_not_by_name(tmp_path):
-    assert newest_complete(tmp_path / "none") is None
+    assert checkpoints.newest_complete(tmp_path / "none") is None
     for step in (10, 9, 100):
         written(tmp_path, step)
-    assert [folder.name for folder in complete(tmp_path)] == ["step-9", "step-10", "step-100"]
-    assert newest_complete(tmp_path) == tmp_path / "step-100"
+    assert [folder.name for folder in checkpoints.complete(tmp_path)] == ["step-9", "step-10", "step-100"]
+    assert checkpoints.newest_complete(tmp_path) == tmp_path / "step-100"
     assert checkpoints.state_path(tmp_path / "step-100").read_text() == "state"
-    assert checkpoints.read_marker(tmp_path / "step-10") == Marker(10, 2, "DDPStrategy", {"a.weight": [2, 3]})
+    assert checkpoints.read_marker(tmp_path / "step-10") == checkpoints.Marker(
+        10, 2, "DDPStrategy", {"a.weight": [2, 3]}
+    )
 
 
 def test_what_is_not_whole_is_ignored_and_named(tmp_path):
     written(tmp_path, 1)
-    begin(tmp_path, 3)
+    checkpoints.begin(tmp_path, 3)
     (written(tmp_path, 2) / "COMPLETE").unlink()
     shutil.copytree(tmp_path / "step-1", tmp_path / "step-4.partial")  # marked, not renamed
     (tmp_path / "step-x").mkdir()
     (tmp_path / "last.ckpt").write_text("")
-    assert newest_complete(tmp_path) == tmp_path / "step-1"
-    assert [folder.name for folder in incomplete(tmp_path)] == ["step-2", "step-3.partial", "step-4.partial"]
+    assert checkpoints.newest_complete(tmp_path) == tmp_path / "step-1"
+    assert [folder.name for folder in checkpoints.incomplete(tmp_path)] == [
+        "step-2",
+        "step-3.partial",
+        "step-4.partial",
+    ]
     for name in ("step-2", "step-4.partial", "absent"):
         refuses("not a complete checkpoint", checkpoints.state_path, tmp_path / name)
 
 
 def test_a_half_written_one_is_written_anew(tmp_path):
-    (begin(tmp_path, 1) / "old").write_text("")
+    (checkpoints.begin(tmp_path, 1) / "old").write_text("")
     (tmp_path / "step-1").mkdir()  # its marker is gone
     assert sorted(item.name for item in written(tmp_path, 1).iterdir()) == ["COMPLETE", "state.ckpt"]
 
@@ -73,9 +69,9 @@ def test_a_half_written_one_is_written_anew(tmp_path):
 def test_older_ones_and_rubbish_go(tmp_path):
     for step in range(1, 5):
         written(tmp_path, step)
-    begin(tmp_path, 9)
+    checkpoints.begin(tmp_path, 9)
     (tmp_path / "mine").mkdir()
-    keep_newest(tmp_path, 2)
+    checkpoints.keep_newest(tmp_path, 2)
     assert sorted(folder.name for folder in tmp_path.iterdir()) == ["mine", "step-3", "step-4"]
 
 
@@ -84,8 +80,8 @@ def test_a_removal_that_is_cut_short_leaves_no_checkpoint(tmp_path, monkeypatch)
         written(tmp_path, step)
     monkeypatch.setattr(shutil, "rmtree", lambda path: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        keep_newest(tmp_path, 1)
-    assert complete(tmp_path) == [tmp_path / "step-2"]
+        checkpoints.keep_newest(tmp_path, 1)
+    assert checkpoints.complete(tmp_path) == [tmp_path / "step-2"]
 
 
 @pytest.mark.parametrize("moment", ["flush", "mark", "rename"])
@@ -99,7 +95,7 @@ def test_an_interrupted_write_leaves_the_previous_one(tmp_path, monkeypatch, mom
     monkeypatch.setattr(*target, die)
     with pytest.raises(OSError, match="No space"):
         written(tmp_path, 2)
-    assert newest_complete(tmp_path) == tmp_path / "step-1"
+    assert checkpoints.newest_complete(tmp_path) == tmp_path / "step-1"
 
 
 SHAPES = {"a": [4, 4]}
@@ -118,9 +114,9 @@ def saved(content):
 
 
 def resumable(folder, strategy="SingleDeviceStrategy"):
-    partial = begin(folder, 2)
+    partial = checkpoints.begin(folder, 2)
     (partial / "state.ckpt").write_bytes(saved(state()))
-    return seal(partial, Marker(2, 1, strategy, SHAPES))
+    return checkpoints.seal(partial, checkpoints.Marker(2, 1, strategy, SHAPES))
 
 
 def trainer(strategy="SingleDeviceStrategy", world_size=1):
@@ -227,7 +223,7 @@ MARKERS = {
 @pytest.mark.parametrize(("place", "value"), [(place, value) for place, own in MARKERS.items() for value in own])
 def test_markers_are_typed(checkpoint, place, value):
     put(checkpoint, "COMPLETE", place, value)
-    refuses(r"COMPLETE cannot be read .* to use an older checkpoint", read_marker, checkpoint)
+    refuses(r"COMPLETE cannot be read .* to use an older checkpoint", checkpoints.read_marker, checkpoint)
 
 
 @pytest.mark.parametrize(

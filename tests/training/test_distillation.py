@@ -3,6 +3,7 @@
 import copy
 import json
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -19,16 +20,7 @@ from subtoken_train.families.lora import LoraSettings
 from subtoken_train.functional.objective import IGNORE_INDEX, predicting_rows
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
-from subtoken_train.training.loss import (
-    LOSSES,
-    CrossEntropy,
-    DistillationConfig,
-    Loss,
-    LossInput,
-    Teacher,
-    build_loss,
-    checked_loss,
-)
+from subtoken_train.training import loss as losses
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.types import Region
 from tests.support.commands import refused
@@ -39,12 +31,6 @@ from tests.support.text_families import text_batch, text_family
 
 MIXED = [(1, 7), (1, 5), (0, 6)]
 ON = "--model.distillation={weight: 0.5, temperature: 2}"
-
-
-class Trainer:
-    """As much of a trainer as a training step reads."""
-
-    world_size, accumulate_grad_batches = 1, 1
 
 
 def made(family, distillation=None, dropout=0.0, **reducer) -> SubTokenModule:
@@ -59,7 +45,7 @@ def made(family, distillation=None, dropout=0.0, **reducer) -> SubTokenModule:
     for name, parameter in module.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.1)
-    module.stub = Trainer()
+    module.stub = SimpleNamespace(world_size=1, accumulate_grad_batches=1)
     module.trainer = module.stub
     module.logged = {}
     module.log = lambda name, value, **_: module.logged.update({name: float(value)})
@@ -95,7 +81,7 @@ def test_the_teacher_is_the_backbone_as_it_was_loaded(tiny_family, pad_left):
     enable_checkpointing(tiny_family, module.parts.bank)
     modes = [part.training for part in module.modules()]
     learns = [parameter.requires_grad for parameter in module.parameters()]
-    assert torch.allclose(Teacher(tiny_family).logits(batch), expected, atol=1e-4)
+    assert torch.allclose(losses.Teacher(tiny_family).logits(batch), expected, atol=1e-4)
     assert modes == [part.training for part in module.modules()]
     assert learns == [parameter.requires_grad for parameter in module.parameters()]
     result = module.parts.run(batch)
@@ -109,7 +95,7 @@ def test_a_step_adds_the_weighted_divergence_of_aligned_rows(tiny_family, reduce
     batch, weight, temperature = make_batch(MIXED), 0.5, 2.0
     with torch.no_grad():
         teacher = plain_logits(copy.deepcopy(tiny_family.model), batch)
-    module = made(tiny_family, DistillationConfig(weight, temperature), **reducer)
+    module = made(tiny_family, losses.DistillationConfig(weight, temperature), **reducer)
     loss = module.training_step((batch, 6, 1), 0)
     result = module.parts.run(batch)
     rows, targets = predicting_rows(result.labels(batch.labels_BN))
@@ -138,12 +124,12 @@ def test_the_teacher_of_a_language_model_reads_all_context_with_whole_values(kin
     expected = plain_logits(copy.deepcopy(family.model), batch)
     module = made(family, name="quest", keep_ratio=0.5, page_size=4, window=8)
     assert module.parts.splits
-    assert torch.allclose(Teacher(family).logits(batch), expected, atol=1e-4)
+    assert torch.allclose(losses.Teacher(family).logits(batch), expected, atol=1e-4)
 
 
 def test_a_window_of_single_samples_is_one_batch(tiny_family):
     batch = make_batch(MIXED)
-    module = made(tiny_family, DistillationConfig(2.0, 3.0))
+    module = made(tiny_family, losses.DistillationConfig(2.0, 3.0))
     whole = gradients(module, module.training_step((batch, 6, 1), 0))
     module.stub.accumulate_grad_batches = 3
     parts = [module.training_step((only_sample(batch, index), 6, 3), index) / 3 for index in range(3)]
@@ -156,11 +142,11 @@ def test_checkpointing_and_weight_zero_change_no_gradient(tiny_family):
     batch = make_batch(MIXED)
     module = made(tiny_family)
     plain = gradients(module, module.training_step((batch, 6, 1), 0))
-    module.distillation_config = DistillationConfig(0.0)
+    module.distillation_config = losses.DistillationConfig(0.0)
     logged_only = gradients(module, module.training_step((batch, 6, 1), 0))
     assert module.logged["train/distillation"] > 0
     assert all(torch.allclose(logged_only[name], plain[name], atol=1e-7) for name in plain)
-    module.distillation_config = DistillationConfig()
+    module.distillation_config = losses.DistillationConfig()
     distilled = gradients(module, module.training_step((batch, 6, 1), 0))
     enable_checkpointing(tiny_family, module.parts.bank)
     again = gradients(module, module.training_step((batch, 6, 1), 0))
@@ -205,7 +191,7 @@ def test_wrong_settings_are_worded(tiny_run, capsys, value, words):
 
 
 @dataclass(frozen=True)
-class Focal(Loss):
+class Focal(losses.Loss):
     """Cross-entropy, less of what is known already."""
 
     name: ClassVar[str] = "focal"
@@ -217,12 +203,12 @@ class Focal(Loss):
 
 
 @dataclass(frozen=True)
-class Asking(Loss):
+class Asking(losses.Loss):
     """Remembers what it was given."""
 
     name: ClassVar[str] = "asking"
     reads_full_logits: ClassVar[bool] = True
-    seen: ClassVar[list[LossInput]] = []
+    seen: ClassVar[list[losses.LossInput]] = []
 
     def summed(self, view):
         self.seen.append(view)
@@ -249,7 +235,7 @@ class Spoilt(Focal):
 @pytest.fixture(autouse=True)
 def _there(monkeypatch):
     for loss in (Focal, Asking, Spoilt):
-        monkeypatch.setitem(LOSSES, loss.name, loss)
+        monkeypatch.setitem(losses.LOSSES, loss.name, loss)
     Asking.seen.clear()
     Spoilt.calls.clear()
 
@@ -260,7 +246,7 @@ def test_a_loss_sees_labels_their_rows_the_whole_models_logits_and_the_routers(t
     with torch.no_grad():
         expected = plain_logits(tiny_family.model, batch)
     module = made(tiny_family)
-    module.loss = build_loss("asking", {})
+    module.loss = losses.build_loss("asking", {})
     assert module.has_teacher
     found = gradients(module, module.training_step((batch, 6, 1), 0))
     (view,) = Asking.seen
@@ -272,19 +258,19 @@ def test_a_loss_sees_labels_their_rows_the_whole_models_logits_and_the_routers(t
     assert set(view.routing.choices) == set(range(len(module.parts.bank.selectors)))
     assert all(gradient.any() for name, gradient in found.items() if name.endswith("token.bias"))
     with pytest.raises(ValueError, match="must declare it: reads_full_logits = True"):
-        LossInput(view.logits_LV, view.targets_L, view.rows_BM).full_logits()
+        losses.LossInput(view.logits_LV, view.targets_L, view.rows_BM).full_logits()
 
 
-def view_of(logits_LV) -> LossInput:
-    return LossInput(logits_LV, torch.arange(len(logits_LV)), torch.ones(1, len(logits_LV), dtype=torch.bool))
+def view_of(logits_LV) -> losses.LossInput:
+    return losses.LossInput(logits_LV, torch.arange(len(logits_LV)), torch.ones(1, len(logits_LV), dtype=torch.bool))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("targets", [0, 3])
 def test_cross_entropy_and_own_losses_take_any_number_of_targets(targets, dtype):
     logits_LV = torch.randn(targets, 9, dtype=dtype, requires_grad=True)
-    for loss in (CrossEntropy(), Focal()):
-        value = checked_loss(loss, view_of(logits_LV))
+    for loss in (losses.CrossEntropy(), Focal()):
+        value = losses.checked_loss(loss, view_of(logits_LV))
         value.backward()
         assert value.dtype == torch.float32
         assert (targets > 0) == bool(value > 0) == bool(logits_LV.grad.any())
@@ -301,7 +287,9 @@ def test_cross_entropy_and_own_losses_take_any_number_of_targets(targets, dtype)
 )
 def test_what_is_no_loss_is_one_message(gives, words):
     view = view_of(torch.randn(3, 9, requires_grad=True))
-    refuses(f"loss 'spoilt' {words}; it must give a finite scalar", lambda: checked_loss(Spoilt(gives=gives), view))
+    refuses(
+        f"loss 'spoilt' {words}; it must give a finite scalar", lambda: losses.checked_loss(Spoilt(gives=gives), view)
+    )
 
 
 def test_names_and_settings_are_worded():
@@ -311,7 +299,7 @@ def test_names_and_settings_are_worded():
         ("focal", {"gamma": "2"}, r"model\.loss_options: gamma is '2'; it must be a number"),
         ("cross_entropy", {"gamma": 2}, r"'cross_entropy' has no settings of its own, and model\.loss_options names"),
     ):
-        refuses(words, build_loss, name, options)
+        refuses(words, losses.build_loss, name, options)
 
 
 def test_a_recipe_names_it_check_shows_it_and_a_bad_one_stops_before_a_step(tiny_run, capsys):

@@ -10,14 +10,6 @@ import pytest
 
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.training import run_folder
-from subtoken_train.training.run_folder import (
-    MARKER_FILE,
-    RunFolder,
-    has_work,
-    lock_run,
-    read_run_marker,
-    requeued_with_work,
-)
 from tests.support.refusals import refuses
 from tests.support.run_folders import begun, checkpoint, content, kill_in, made_run, states
 
@@ -80,12 +72,12 @@ def test_a_kill_at_any_step_loses_nothing_and_the_next_run_begins(tmp_path):
             break
         assert list(states(run.parent).values()) == ["old"], number
         assert [path.read_text() for path in run.parent.rglob("notes.txt")] == ["old"]
-        again = RunFolder(run, has_work(run))
+        again = run_folder.RunFolder(run, run_folder.has_work(run))
         again.check(resume=False)
         again.open(resume=False)
         again.close(keep=True)
         assert list(states(run.parent).values()) == ["old"], number
-        assert read_run_marker(run) is not None
+        assert run_folder.read_run_marker(run) is not None
     assert number > 4
 
 
@@ -95,7 +87,7 @@ def test_a_folder_that_is_no_run_stays_as_it_is(tmp_path, content):
     (tmp_path / "run" / content).write_text("mine")
     (tmp_path / "link").symlink_to("run")
     for name in ("run", "link"):
-        run = RunFolder(tmp_path / name)
+        run = run_folder.RunFolder(tmp_path / name)
         refuses("holds files but is not a run", run.check, resume=False)
         run.close(keep=False)
     assert [path for path in (tmp_path / "run").rglob("*") if path.is_file()] == [tmp_path / "run" / content]
@@ -114,7 +106,7 @@ def test_folders_that_are_refused(tmp_path, folder, words):
     (tmp_path / "file").touch()
     made_run(tmp_path / "done")
     before = sorted(tmp_path.iterdir())
-    refuses(words, lambda: RunFolder(tmp_path / Path(folder)).check(resume=False))
+    refuses(words, lambda: run_folder.RunFolder(tmp_path / Path(folder)).check(resume=False))
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -124,27 +116,27 @@ def test_neither_the_current_folder_nor_a_mount_point_is_renamed(tmp_path, monke
     monkeypatch.chdir(tmp_path / here)
     monkeypatch.setattr(Path, "is_mount", lambda self: self.name == "run")
     with pytest.raises(ValueError, match="mount point and cannot be" if here == "." else "holds the folder you are in"):
-        RunFolder(Path(name) if name else run, replaces=True).check(resume=False)
+        run_folder.RunFolder(Path(name) if name else run, replaces=True).check(resume=False)
 
 
 @pytest.mark.parametrize("number", [errno.ENOTSUP, errno.ENOLCK])
 def test_a_run_goes_on_where_no_file_can_be_locked(tmp_path, monkeypatch, number):
     monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(number, os.strerror(number))))
-    run = RunFolder(tmp_path / "run")
+    run = run_folder.RunFolder(tmp_path / "run")
     with pytest.warns(SubTokenWarning, match="run lies on a file system without locks; it continues without one"):
         run.open(resume=False)
-    assert (tmp_path / "run" / MARKER_FILE).is_file()
+    assert (tmp_path / "run" / run_folder.MARKER_FILE).is_file()
     run.close(keep=True)
 
 
 def test_a_run_that_came_to_nothing_is_begun_again_in_its_folder(tmp_path):
     run = tmp_path / "runs" / "run"
-    first = RunFolder(run)
+    first = run_folder.RunFolder(run)
     first.open(resume=False)
     (run / "logs" / "csv").mkdir(parents=True)
     (run / "logs" / "csv" / "metrics.csv").write_text("loss")
     first.close(keep=True)
-    again = RunFolder(run)
+    again = run_folder.RunFolder(run)
     again.check(resume=False)
     again.open(resume=False)
     again.close(keep=False)
@@ -158,7 +150,7 @@ def test_a_failed_run_leaves_no_folder_that_it_made(tmp_path, there):
     if there == "link":
         (tmp_path / "link").symlink_to("theirs")
     before = sorted(tmp_path.rglob("*"))
-    new = RunFolder(tmp_path / {"nothing": "runs/run", "folder": "theirs", "link": "link"}[there])
+    new = run_folder.RunFolder(tmp_path / {"nothing": "runs/run", "folder": "theirs", "link": "link"}[there])
     new.check(resume=False)
     new.open(resume=False)
     new.close(keep=False)
@@ -168,8 +160,8 @@ def test_a_failed_run_leaves_no_folder_that_it_made(tmp_path, there):
 @pytest.mark.parametrize("resume", [True, False])
 def test_a_run_at_work_is_neither_resumed_nor_renamed(tmp_path, resume):
     run = made_run(tmp_path / "run")
-    lock = lock_run(run)
-    second = RunFolder(run, replaces=not resume)
+    lock = run_folder.lock_run(run)
+    second = run_folder.RunFolder(run, replaces=not resume)
     refuses(r"another 'fit' is writing to .*run; wait for it", second.check, resume)
     lock.release()
     second.check(resume)
@@ -177,7 +169,7 @@ def test_a_run_at_work_is_neither_resumed_nor_renamed(tmp_path, resume):
 
 
 def test_two_first_runs_do_not_share_a_folder(tmp_path):
-    first, second = (RunFolder(tmp_path / "run") for _ in range(2))
+    first, second = (run_folder.RunFolder(tmp_path / "run") for _ in range(2))
     for new in (first, second):
         new.check(resume=False)
     first.open(resume=False)
@@ -191,16 +183,20 @@ def test_two_first_runs_do_not_share_a_folder(tmp_path):
 @pytest.mark.parametrize("text", ["", "{", '{"schema_version": 1}', "[]", '{"schema_version": 9}'])
 def test_a_broken_marker_is_worded(tmp_path, text):
     run = made_run(tmp_path / "run")
-    (run / MARKER_FILE).write_text(text)
+    (run / run_folder.MARKER_FILE).write_text(text)
     for resume in (True, False):
-        refuses("has schema 9" if "9" in text else MARKER_FILE, RunFolder(run, replaces=not resume).check, resume)
+        refuses(
+            "has schema 9" if "9" in text else run_folder.MARKER_FILE,
+            run_folder.RunFolder(run, replaces=not resume).check,
+            resume,
+        )
 
 
 def test_the_marker_of_a_run_that_took_anothers_place_is_read(tmp_path):
     """Versions before this one swapped a running folder, and noted so."""
     old = {"version": "0.3", "created": "x", "job": "7", "staged": "run.new-0", "replaces": ["a"], "schema_version": 1}
-    (tmp_path / MARKER_FILE).write_text(json.dumps(old))
-    assert read_run_marker(tmp_path).job == "7"
+    (tmp_path / run_folder.MARKER_FILE).write_text(json.dumps(old))
+    assert run_folder.read_run_marker(tmp_path).job == "7"
 
 
 @pytest.mark.parametrize(
@@ -212,4 +208,4 @@ def test_a_requeued_job_goes_on_with_its_own_work_alone(tmp_path, monkeypatch, r
     run = made_run(tmp_path / "run")
     monkeypatch.setenv("SLURM_JOB_ID", job)
     monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
-    assert requeued_with_work(run, overwrite) == again
+    assert run_folder.requeued_with_work(run, overwrite) == again
