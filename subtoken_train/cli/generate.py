@@ -6,14 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from subtoken_train.cli.command_line import (
-    add_compression_options,
-    add_settings,
-    check_counts,
-    check_unused,
-    flagged_arm,
-    spelled_flag,
-)
+from subtoken_train.cli import command_line
 from subtoken_train.cli.terminal import counter, quiet_libraries
 from subtoken_train.documents import parse_json, real_path
 from subtoken_train.errors import COLD, at_place, refuse
@@ -40,7 +33,7 @@ command again to continue after Ctrl-C; OUT.jsonl.records holds what is finished
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--adapter", metavar="DIR|ID", help="adapter: folder or Hub id")
-    add_settings(parser, "backbone")
+    command_line.add_settings(parser, "backbone")
     repeated = "image; repeatable, one per <image>"
     parser.add_argument("--image", action="append", default=[], metavar="FILE", help=repeated)
     parser.add_argument("--prompt", metavar="TEXT", help="what to answer; - reads it from stdin")
@@ -54,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--images-outside-folder", action="store_true", help=f"--prompts: {outside}")
     first = "compress only the first N tokens of a text prompt"
     parser.add_argument("--context-length", type=int, metavar="N", help=first)
-    add_compression_options(parser)
+    command_line.add_compression_options(parser)
     parser.add_argument("--max-new-tokens", type=int, default=64, help="cap on the answer in tokens (default: 64)")
     parser.add_argument("--temperature", type=float, default=0.0, help="sample at this temperature (default: greedy)")
     parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda:0", help="where it runs (default: auto)")
@@ -66,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if any(getattr(args, name) for name in _OF_FILES):
         return _answer_file(args)
     _check_prompt(args)
-    arm = flagged_arm(args, adapter=args.adapter or None)
+    arm = command_line.flagged_arm(args, adapter=args.adapter or None)
     from subtoken_train.datasets.image_sources import open_image
 
     images = [open_image(Path(path)) for path in args.image]
@@ -107,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_prompt(args: argparse.Namespace) -> None:
     refuse((args.prompt is None, "give --prompt TEXT, or --prompts FILE.jsonl with --output FILE.jsonl"))
-    check_counts(args, "max_new_tokens")
+    command_line.check_counts(args, "max_new_tokens")
     refuse(
         (not 0 <= args.temperature < float("inf"), f"--temperature {args.temperature} must be 0 (greedy) or more"),
         (args.show_layers and not args.show, "--show-layers needs --show FILE"),
@@ -161,7 +154,7 @@ _OF_ONE_PROMPT = ("prompt", "image", "context_length", "temperature", "show", "s
 
 def _answer_file(args: argparse.Namespace) -> int:
     _check_file(args)
-    arm = flagged_arm(args, adapter=args.adapter or None)
+    arm = command_line.flagged_arm(args, adapter=args.adapter or None)
     quiet_libraries()
     from subtoken_train.evaluation.runner.prompt_file import answer_file
     from subtoken_train.inference.pool import device_of
@@ -181,12 +174,12 @@ def _answer_file(args: argparse.Namespace) -> int:
 
 
 def _check_file(args: argparse.Namespace) -> None:
-    given = spelled_flag(next(option for option in _OF_FILES if getattr(args, option)))
+    given = command_line.spelled_flag(next(option for option in _OF_FILES if getattr(args, option)))
     for name, other in (("prompts", "output"), ("output", "prompts")):
         refuse((not getattr(args, name), f"{given} needs --{name} FILE.jsonl beside --{other} FILE.jsonl"))
     many = "is for a single prompt, and --prompts FILE has many: answers are greedy, and each line names its own images"
-    check_unused(args, _OF_ONE_PROMPT, many)
-    check_counts(args, "max_new_tokens", "batch_size")
+    command_line.check_unused(args, _OF_ONE_PROMPT, many)
+    command_line.check_counts(args, "max_new_tokens", "batch_size")
     same = real_path(args.output) == real_path(args.prompts)
     refuse(
         (Path(args.output).suffix.lower() != ".jsonl", f"--output {args.output} must end in .jsonl"),

@@ -11,17 +11,9 @@ import torch
 from torch import Tensor
 
 from subtoken_train.calibrations import CalibratedNumbers, NumberTable, check_table
+from subtoken_train.evictions import observers
 from subtoken_train.evictions.base import Eviction, fitting
 from subtoken_train.evictions.budgets import claims, competing_counts, divide_budget, protected_counts
-from subtoken_train.evictions.observers import (
-    GroupReduction,
-    Pooling,
-    kernel_setting,
-    neighbours_pooled,
-    over_groups,
-    window_rows,
-    window_setting,
-)
 from subtoken_train.functional.gather import take_rows
 from subtoken_train.view.method import by_settings, setting
 from subtoken_train.view.scores import Candidates, Scale, Scores
@@ -63,28 +55,28 @@ class SnapKV(Windowed):
 
     name: ClassVar[str] = "snapkv"
 
-    window: int | float = window_setting(64)
-    kernel: int = kernel_setting(5)
-    pooling: Pooling = "avg"
+    window: int | float = observers.window_setting(64)
+    kernel: int = observers.kernel_setting(5)
+    pooling: observers.Pooling = "avg"
     pool_per: PoolPer = "query_head"
     rows: RowReduction = "sum"
-    group: GroupReduction = "mean"
+    group: observers.GroupReduction = "mean"
 
     absolute = by_settings(
         lambda self: Scale(log=True, high=0.0) if self.rows == "mean" and isinstance(self.window, int) else None
     )
 
     def score(self, view: View) -> Scores:
-        window_BN, index_BW = window_rows(view, self.window)
+        window_BN, index_BW = observers.window_rows(view, self.window)
         scores = view.rows(index_BW).sum(2)
         if self.rows == "mean":
             scores = scores / (index_BW >= 0).sum(-1).clamp(min=1)[:, None, None]
         kv_heads, before_BN = view.key_BhNd.shape[1], view.entries_BN & ~window_BN
         how = before_BN, self.kernel, self.pooling
         if self.pool_per == "query_head":
-            scores = over_groups(neighbours_pooled(scores, *how), kv_heads, self.group)
+            scores = observers.over_groups(observers.neighbours_pooled(scores, *how), kv_heads, self.group)
         else:
-            scores = neighbours_pooled(over_groups(scores, kv_heads, self.group), *how)
+            scores = observers.neighbours_pooled(observers.over_groups(scores, kv_heads, self.group), *how)
         return Scores(scores, window_BN)
 
 
@@ -190,14 +182,14 @@ class CAKE(Windowed):
     name: ClassVar[str] = "cake"
     across_layers: ClassVar[bool] = True
 
-    window: int | float = window_setting(32)
-    kernel: int = kernel_setting(5)
+    window: int | float = observers.window_setting(32)
+    kernel: int = observers.kernel_setting(5)
     gamma: float = setting(200.0, 0, MOST)
     tau1: float = setting(1.0, 1 / MOST, MOST)
     tau2: float = setting(1.0, 1 / MOST, MOST)
 
     def score(self, view: View) -> Scores:
-        window_BN, index_BW = window_rows(view, self.window)
+        window_BN, index_BW = observers.window_rows(view, self.window)
         rows_BHWN = view.rows(index_BW)
         there_BW = rows_BHWN[:, 0].sum(-1) > 0  # while tokens are decoded, some queries of a window may be gone
         before_BN = view.entries_BN & ~window_BN
@@ -206,7 +198,7 @@ class CAKE(Windowed):
         mean_BHN = rows_BHWN.sum(2) / count_B11.clamp(min=1)
         away_BHWN = (rows_BHWN - mean_BHN[:, :, None]) * there_BW[:, None, :, None]
         variance_BHN = away_BHWN.square().sum(2) / (count_B11 - 1).clamp(min=1)
-        pooled_BHN = neighbours_pooled(mean_BHN + self.gamma * variance_BHN, before_BN, self.kernel, "avg")
+        pooled_BHN = observers.neighbours_pooled(mean_BHN + self.gamma * variance_BHN, before_BN, self.kernel, "avg")
         entropy_B = -(rows_BHWN * (rows_BHWN + LEAST).log()).sum((1, 2, 3))
         tiny = torch.finfo(torch.float32).tiny
         preference_B = entropy_B.clamp(min=tiny).log() / self.tau1
@@ -216,7 +208,7 @@ class CAKE(Windowed):
             preference_B = view.carried.gather(2, oldest_B11)[:, 0, 0]
         kv_heads = view.key_BhNd.shape[1]
         carried_BhN = preference_B[:, None, None].expand(-1, kv_heads, view.entries_BN.shape[1])
-        return Scores(over_groups(pooled_BHN, kv_heads), window_BN, preference_B, carried=carried_BhN)
+        return Scores(observers.over_groups(pooled_BHN, kv_heads), window_BN, preference_B, carried=carried_BhN)
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         window_LB = torch.minimum(protected_counts(scores, candidates), candidates.budget_LB)
@@ -264,9 +256,9 @@ class HeadKV(SnapKV):
     heads_differ: ClassVar[bool] = True
     needs_file: ClassVar[bool] = True
 
-    window: int | float = window_setting(32)
-    kernel: int = kernel_setting(7)
-    pooling: Pooling = "max"
+    window: int | float = observers.window_setting(32)
+    kernel: int = observers.kernel_setting(7)
+    pooling: observers.Pooling = "max"
     pool_per: PoolPer = "kv_head"
     rows: RowReduction = "mean"
     calibration: str | None = None
@@ -311,8 +303,8 @@ class SparseMM(HeadKV):
 
     name: ClassVar[str] = "sparsemm"
 
-    kernel: int = kernel_setting(5)
-    pooling: Pooling = "avg"
+    kernel: int = observers.kernel_setting(5)
+    pooling: observers.Pooling = "avg"
 
 
 BLOCK = 256  # rows of similarities at once
@@ -338,15 +330,17 @@ class RKV(Windowed):
     name: ClassVar[str] = "rkv"
     needs: ClassVar[frozenset[Need]] = frozenset()
 
-    window: int | float = window_setting(8)
-    kernel: int = kernel_setting(7)
+    window: int | float = observers.window_setting(8)
+    kernel: int = observers.kernel_setting(7)
     importance: float = setting(0.1, 0, 1)
     alike: float = setting(0.5, -1, 1)
 
     def score(self, view: View) -> Scores:
-        window_BN, index_BW = window_rows(view, self.window)
+        window_BN, index_BW = observers.window_rows(view, self.window)
         before_BN = view.entries_BN & ~window_BN
-        important_BhN = neighbours_pooled(window_attention(view, index_BW, before_BN), before_BN, self.kernel, "max")
+        important_BhN = observers.neighbours_pooled(
+            window_attention(view, index_BW, before_BN), before_BN, self.kernel, "max"
+        )
         repeated_BhN = redundancy(view.key_BhNd, view.entries_BN, self.alike)
         return Scores(self.importance * important_BhN - (1 - self.importance) * repeated_BhN, window_BN)
 

@@ -46,7 +46,7 @@ REDUCERS = Reducers(
         "visionzip": "tower:VisionZip",
         "fastervlm": "tower:FasterVLM",
         "prumerge": "tower:PruMerge",
-        "sparsevlm": "sparsevlm:SparseVLM",
+        "sparsevlm": "staged:SparseVLM",
         "quest": "contexts:Quest",
         "pyramiddrop": "staged:PyramidDrop",
         "fitprune": "staged:FitPrune",

@@ -15,15 +15,7 @@ from torch import Tensor
 
 from subtoken_train.errors import refuse
 from subtoken_train.functional.gather import keep_best, rank_candidates
-from subtoken_train.ledger.kv_budget import (
-    KVBudget,
-    check_share,
-    count_words,
-    exact,
-    kept_count,
-    matched_count,
-    ratio_above_cut,
-)
+from subtoken_train.ledger import kv_budget
 from subtoken_train.types import MergedStates, Region, TowerStatistics, VisualStates
 from subtoken_train.view.method import Method
 from subtoken_train.view.view import Need, View
@@ -120,7 +112,7 @@ class Reducer(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_share("keep_ratio", self.keep_ratio)
+        kv_budget.check_share("keep_ratio", self.keep_ratio)
         if self.matches is not None:
             given = f"reducer matches={self.matches:g}"
             alone = f"{given} is for matched anchors, which round up; set round_up: true, or leave it out"
@@ -154,13 +146,13 @@ class Reducer(Method):
     def kept_tokens(self, tokens: int) -> int:
         """Return how many of ``tokens`` stay; at least one of a non-empty set."""
         if self.matches is None:
-            return kept_count(tokens, self.keep_ratio, self.round_up)
-        return min(tokens, matched_count(kept_count(tokens, self.matches), self.arm_bytes))
+            return kv_budget.kept_count(tokens, self.keep_ratio, self.round_up)
+        return min(tokens, kv_budget.matched_count(kv_budget.kept_count(tokens, self.matches), self.arm_bytes))
 
     @property
     def arm_bytes(self) -> Fraction:
         """Return what a token of the matched arm takes, of a whole one; 1 where nothing is matched."""
-        return Fraction(1) if self.matches is None else exact(self.keep_ratio) / exact(self.matches)
+        return Fraction(1) if self.matches is None else kv_budget.exact(self.keep_ratio) / kv_budget.exact(self.matches)
 
     def running_tokens(self, tokens: int, num_layers: int) -> list[int]:
         """Return how many of ``tokens`` each layer computes: what goes from the cache alone is computed."""
@@ -173,16 +165,16 @@ class Reducer(Method):
 
     def kept_words(self, tokens: int, num_layers: int) -> str:
         """Say how many of ``tokens`` stay: a number, or those after the first and the last cut."""
-        return count_words(self.layer_tokens(tokens, num_layers), tokens)
+        return kv_budget.count_words(self.layer_tokens(tokens, num_layers), tokens)
 
     def mean_share(self, num_layers: int) -> Fraction:
         """Return the share of the tokens that all layers hold on average, before counts are rounded."""
         cut = self.cut_layer(num_layers)
-        return (cut + (num_layers - cut) * exact(self.keep_ratio)) / num_layers
+        return (cut + (num_layers - cut) * kv_budget.exact(self.keep_ratio)) / num_layers
 
     def at_share(self, share: Fraction, num_layers: int) -> Self:
         """Return the method at another average, rounded up from this one's counts: what its matched anchor keeps."""
-        ratio = ratio_above_cut(share, num_layers, self.cut_layer(num_layers))
+        ratio = kv_budget.ratio_above_cut(share, num_layers, self.cut_layer(num_layers))
         return replace(self, keep_ratio=float(ratio), round_up=True, matches=self.keep_ratio)
 
     def check_fit(self, backbone: str, sees_images: bool, num_layers: int, tower: Tower = ()) -> None:
@@ -292,7 +284,7 @@ class ContextReducer(Reducer, ABC):
         """Mark the context tokens that stay in this layer, bool [B, N]."""
 
 
-def matched_reducer(reducer: Reducer, routed: KVBudget, num_layers: int, tokens: int) -> Reducer:
+def matched_reducer(reducer: Reducer, routed: kv_budget.KVBudget, num_layers: int, tokens: int) -> Reducer:
     """Return the same reducer at the keep ratio that the ledger solves for, its counts rounded up from the arm's.
 
     It holds the arm's bytes and less than a token more, at every length; what an arm stores once per sample is paid for
@@ -301,7 +293,7 @@ def matched_reducer(reducer: Reducer, routed: KVBudget, num_layers: int, tokens:
     if reducer.name == "none":
         raise ValueError("it has no token reducer, so there is nothing that could keep fewer tokens instead")
     reducer.check_anchor()
-    whole = KVBudget(key_channels=routed.key_channels)
+    whole = kv_budget.KVBudget(key_channels=routed.key_channels)
     routed = replace(routed, keep_ratio=1.0)
     per_token = routed.exact_total / whole.exact_total
     beside = (routed.total_of(tokens) - routed.exact_total) / whole.exact_total

@@ -21,13 +21,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from subtoken_train.errors import unknown_name
-from subtoken_train.functional import causal_attention
-from subtoken_train.functional.causal_attention import (
-    SlidingWindow,
-    attention_blocks,
-    attention_paid,
-    attention_rows,
-)
+from subtoken_train.functional import causal_attention as causal
 from subtoken_train.functional.gather import kept_index, last_marked, take_rows
 from subtoken_train.functional.rotary import Rotation
 from subtoken_train.kernels.native import received
@@ -79,7 +73,7 @@ class View:
     output_weight: Callable[[], Tensor] = ABSENT  # weight of the layer's output projection, [D, H * d] in fp32
     carried: Tensor | None = None  # ``Scores.carried`` of these entries from the last look while decoding; 0 since
     attended_BN: Tensor | None = None  # rows that queries could see, bool: the entries, and what a window left behind
-    reach: SlidingWindow | None = None  # the window in which rows see each other; None: a row sees all before it
+    reach: causal.SlidingWindow | None = None  # the window in which rows see each other; None: a row sees all before it
     budget: Callable[[], Tensor] = ABSENT  # entries in scope that may stay, int64 [B], a last row in scope among them
     input_BND: Tensor = ABSENT
     """The normed states that the layer projects to queries, keys and values; while decoding, of the tokens since the
@@ -196,14 +190,14 @@ class View:
         if "scout" in vars(self):
             return self.scout(layer)
         assert layer == self.layer - 1
-        return attention_paid(self.blocks(self.ranking))
+        return causal.attention_paid(self.blocks(self.ranking))
 
     def rows(self, index_BW: Tensor, keys_BN: Tensor | None = None) -> Tensor:
         """Return the attention of chosen rows, see ``attention_rows``, over all they see or over ``keys_BN`` alone."""
         self._check_declared("rows()", "rows")
         index_BW = torch.where(index_BW < self._first, -1, index_BW - self._first) if self._first else index_BW
         states = self.query_BHNd, self.key_BhNd, index_BW, self._visible(keys_BN), self.scale
-        return attention_rows(*states, self._first, self.reach)
+        return causal.attention_rows(*states, self._first, self.reach)
 
     def blocks(
         self, rows_BN: Tensor, keys_BN: Tensor | None = None, among: Rule | int | None = None
@@ -211,7 +205,7 @@ class View:
         """Yield the attention of all marked rows, one block at a time, see ``attention_blocks``."""
         if "attention" in vars(self):
             return self.attention(rows_BN)
-        first, found = self._first, attention_blocks(*self._asking(rows_BN, keys_BN), most=self._most(among))
+        first, found = self._first, causal.attention_blocks(*self._asking(rows_BN, keys_BN), most=self._most(among))
         return ((torch.where(index_BW < 0, -1, index_BW + first), rows_BHWN) for index_BW, rows_BHWN in found)
 
     def received(
@@ -245,7 +239,7 @@ class View:
 
     def _asking(
         self, rows_BN: Tensor | None, keys_BN: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, float, int, SlidingWindow | None]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, float, int, causal.SlidingWindow | None]:
         self._check_declared("the attention of all rows", "blocks")
         keys_BK = self._visible(keys_BN)
         if rows_BN is None:
@@ -308,14 +302,14 @@ class View:
     def among(self, entries_BN: Tensor, most: int | None = None) -> "tuple[View, Tensor]":
         """Return a view of some entries alone, ``most`` of a sample, and their places, int64 [B, C]; padding has 0."""
         length, reach = self.regions_BN.shape[1], self.reach
-        longest = None if most is None or entries_BN.device.type not in causal_attention.DEVICES else min(most, length)
+        longest = None if most is None or entries_BN.device.type not in causal.DEVICES else min(most, length)
         index_BC, valid_BC = kept_index(entries_BN & self.entries_BN, False, longest)
         states = self.key_BhNd, self.value_BhNd
         keys, values = (take_rows(each.transpose(1, 2), index_BC).transpose(1, 2) for each in states)
         regions_BC, about_BC = (take_rows(x, index_BC) for x in (self.regions_BN, self.about_BN))
         if reach is not None:
             position_BN, position_BS = reach.position_BN[:, :length], reach.position_BN[:, length:]
-            reach = SlidingWindow(reach.size, torch.cat([take_rows(position_BN, index_BC), position_BS], 1))
+            reach = causal.SlidingWindow(reach.size, torch.cat([take_rows(position_BN, index_BC), position_BS], 1))
         chosen = self.replaced(
             key_BhNd=torch.cat([keys, self.key_BhNd[:, :, length:]], 2),
             value_BhNd=values,

@@ -15,7 +15,7 @@ from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates
 from subtoken_train.view.view import View
 from tests.support.golden_cases import alike, close, golden_view, keep_of, load, record, same_places
-from tests.support.prompt_views import HEADS, KV_HEADS, PROMPTS, WIDTH, candidates_of, layer_views
+from tests.support.prompt_views import EXTREME, HEADS, KV_HEADS, PROMPTS, WIDTH, candidates_of, draw_scores, layer_views
 
 
 def plain_sets(scores, competes, protected, total, floor):
@@ -39,12 +39,8 @@ def plain_sets(scores, competes, protected, total, floor):
 
 @st.composite
 def choices(draw):
-    batch, heads, length = draw(st.integers(1, 3)), draw(st.integers(1, 4)), draw(st.integers(1, 9))
-    score = st.sampled_from([-torch.inf, -3.4e38, -1.5, -0.0, 0.0, 0.5, 0.25, 2.0, torch.inf])
-    count = batch * heads * length
-    scores = torch.tensor(draw(st.lists(score, min_size=count, max_size=count))).view(batch, heads, length)
-    marks = st.lists(st.booleans(), min_size=batch * length, max_size=batch * length)
-    competes, protected = (torch.tensor(draw(marks)).view(batch, length) for _ in range(2))
+    scores, competes, protected = draw_scores(draw, 4, 9, [*EXTREME, 0.25])
+    batch, heads, length = scores.shape
     counts = torch.tensor(draw(st.lists(st.integers(1, length + 1), min_size=batch, max_size=batch)))
     floors = torch.tensor([draw(st.integers(0, each)) for each in counts.tolist()])
     return scores, competes, protected, counts * heads, floors
@@ -130,11 +126,6 @@ def plain_critical(scores, norms, count, first_share, epsilon):
     return {*stage_1, *sorted(weighed, key=lambda place: -weighed[place])[: count - len(stage_1)]}
 
 
-def plain_norm(value, weight):
-    """||W_o v||_1 of one head's value, one query head after another, [D, d] each; mean over the group."""
-    return sum(sum(abs(float(row @ value)) for row in each) for each in weight) / len(weight)
-
-
 @pytest.mark.parametrize("rows", [4, ROWS])
 def test_norms_are_those_of_every_query_head(monkeypatch, rows):
     """Of all entries at once, and of a few at a time."""
@@ -144,8 +135,9 @@ def test_norms_are_those_of_every_query_head(monkeypatch, rows):
     for head in range(KV_HEADS):
         heads = range(head * group, (head + 1) * group)
         own = [view.output_weight()[:, i * WIDTH : (i + 1) * WIDTH] for i in heads]
-        expected = [plain_norm(value, own) for value in view.value_BhNd[0, head]]
-        assert torch.allclose(found[head], torch.tensor(expected), rtol=1e-5)
+        for norm, value in zip(found[head], view.value_BhNd[0, head], strict=True):
+            of_heads = [sum(abs(float(row @ value)) for row in weight_Dd) for weight_Dd in own]
+            assert float(norm) == pytest.approx(sum(of_heads) / group, rel=1e-5)
 
 
 @pytest.mark.parametrize("first_share", [0.0, 0.25, 0.5, 1.0])

@@ -14,7 +14,7 @@ from subtoken_train.evictions.budgets import divide_budget, pooled_counts
 from subtoken_train.evictions.observers import task_rows, unasked
 from subtoken_train.types import Region
 from subtoken_train.view.view import View
-from tests.support.prompt_views import PROMPTS, by_head, candidates_of, layer_views, settings_for
+from tests.support.prompt_views import EXTREME, PROMPTS, by_head, candidates_of, draw_scores, layer_views, settings_for
 from tests.support.refusals import refuses
 
 
@@ -36,12 +36,8 @@ def plain_best(scores, competes, protected, count):
 
 @st.composite
 def choices(draw):
-    batch, heads, length = draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.integers(1, 10))
-    score = st.sampled_from([-torch.inf, -3.4e38, -1.5, -0.0, 0.0, 0.5, 2.0, torch.inf])  # few values: many ties
-    count = batch * heads * length
-    scores = torch.tensor(draw(st.lists(score, min_size=count, max_size=count))).view(batch, heads, length)
-    marks = st.lists(st.booleans(), min_size=batch * length, max_size=batch * length)
-    competes, protected = (torch.tensor(draw(marks)).view(batch, length) for _ in range(2))
+    scores, competes, protected = draw_scores(draw, 2, 10, EXTREME)
+    batch, _, length = scores.shape
     counts = draw(st.lists(st.integers(0, length + 2), min_size=batch, max_size=batch))
     return scores, competes, protected, torch.tensor(counts)
 
@@ -121,14 +117,11 @@ def divide_plainly(layers, total):
     return counts
 
 
-def divide(layers, total):
-    weight, least, most = (torch.tensor(column)[:, None] for column in zip(*layers, strict=True))
-    return divide_budget(weight.float(), torch.tensor([total]), least, most)[:, 0].tolist()
-
-
 @given(st.lists(LAYER, min_size=1, max_size=7), st.integers(0, 120))
 def test_equals_fractions(layers, total):
-    assert divide(layers, total) == divide_plainly(layers, total)
+    weight, least, most = (torch.tensor(column)[:, None] for column in zip(*layers, strict=True))
+    found = divide_budget(weight.float(), torch.tensor([total]), least, most)[:, 0].tolist()
+    assert found == divide_plainly(layers, total)
 
 
 def plain_pool(curves, total, lower_bound):

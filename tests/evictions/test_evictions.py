@@ -8,23 +8,12 @@ from hypothesis import strategies as st
 from subtoken_train.evictions import EVICTIONS, WRAPPERS, build_eviction, notation_names
 from subtoken_train.evictions.base import Eviction, Wrapper
 from subtoken_train.evictions.keys import KNorm
-from subtoken_train.evictions.kvcompose import KVCompose
+from subtoken_train.evictions.kvzip import KVCompose
 from subtoken_train.evictions.wrappers import PerLayer, chunk_ranks
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates
+from tests.support import prompt_views
 from tests.support.golden_cases import close, golden_view, load, same_sets
-from tests.support.prompt_views import (
-    LAYERS,
-    PROMPTS,
-    WITH_IMAGE,
-    DenseView,
-    by_head,
-    candidates_of,
-    check_padding,
-    layer_views,
-    plan,
-    settings_for,
-)
 from tests.support.refusals import refuses
 from tests.support.tape import unread
 from tests.support.truth_models import OwnSets
@@ -51,51 +40,51 @@ CHAINS = [
     *("lkv(snapkv)", "lkv(kvzap)"),
 ]
 """Wrappers around some of them."""
-SHARES = {"per_layer": {"shares": [1] * LAYERS}}
+SHARES = {"per_layer": {"shares": [1] * prompt_views.LAYERS}}
 
 
 @pytest.fixture(params=[*EVICTIONS, *CHAINS])
 def method(request):
     names = notation_names(request.param)
     settings = {f"{name}.{key}": value for name in names for key, value in SETTINGS.get(name, {}).items()}
-    return build_eviction(request.param, **settings, **settings_for(request.param))
+    return build_eviction(request.param, **settings, **prompt_views.settings_for(request.param))
 
 
 @pytest.fixture
 def prompts(method):
-    return list((WITH_IMAGE if method.needs_image else PROMPTS).values())
+    return list((prompt_views.WITH_IMAGE if method.needs_image else prompt_views.PROMPTS).values())
 
 
 def test_padding_neighbours_and_rows_that_are_no_entries_change_nothing(method, prompts):
-    check_padding(method, prompts, dropped=[(1, 0.5), (2, 0.9)])
+    prompt_views.check_padding(method, prompts, dropped=[(1, 0.5), (2, 0.9)])
 
 
 def test_layers_that_decide_alone_keep_the_same(method, prompts):
     """Unless a method says that what a layer keeps depends on others, a layer is planned before others have run."""
     for dropped in ([], [(1, 0.5), (2, 0.9)]):
-        views = layer_views(prompts, method.needs, "left", dropped=dropped)
-        together = plan(method, views, 0.3)[2]
-        alone = [plan(method, [view], 0.3)[2][0] for view in views]
+        views = prompt_views.layer_views(prompts, method.needs, "left", dropped=dropped)
+        together = prompt_views.plan(method, views, 0.3)[2]
+        alone = [prompt_views.plan(method, [view], 0.3)[2][0] for view in views]
         assert method.across_layers or all(map(torch.equal, together, alone))
 
 
 @pytest.mark.parametrize("scope", ["visual", "all"])
 def test_any_scope(method, scope):
     """Whatever a method compresses by default, it can be given other candidates; the rest stays."""
-    views = layer_views(list(WITH_IMAGE.values()), method.needs, "right")
+    views = prompt_views.layer_views(list(prompt_views.WITH_IMAGE.values()), method.needs, "right")
     scores = [method.score(view) for view in views]
     regions = [view.regions_BN for view in views]
     competes = [codes == Region.VISUAL if scope == "visual" else codes > 0 for codes in regions]
     candidates = Candidates(regions, competes, torch.stack([each.sum(-1) // 3 for each in competes]))
     counts, kept = method.counts(scores, candidates), method.keep(scores, candidates)
     for layer, view in enumerate(views):
-        assert ((kept[layer] & competes[layer][:, None]).sum(-1) == by_head(counts)[layer]).all()
+        assert ((kept[layer] & competes[layer][:, None]).sum(-1) == prompt_views.by_head(counts)[layer]).all()
         assert ((view.entries_BN & ~competes[layer])[:, None] <= kept[layer]).all()
         assert not (kept[layer] & ~view.entries_BN[:, None]).any()
 
 
 def test_bf16_inputs_score_as_their_values(method, prompts):
-    views = layer_views(prompts, method.needs | {"values"}, dtype=torch.bfloat16)
+    views = prompt_views.layer_views(prompts, method.needs | {"values"}, dtype=torch.bfloat16)
     for view in views:
         wide = [each.float() for each in (view.query_BHNd, view.key_BhNd, view.value_BhNd)]
         query, key, value = wide
@@ -106,8 +95,8 @@ def test_bf16_inputs_score_as_their_values(method, prompts):
 
 
 def test_heads_share_a_set_where_a_method_says_so(method, prompts):
-    views = layer_views(prompts, method.needs)
-    for view, kept in zip(views, plan(method, views, 0.3)[2], strict=True):
+    views = prompt_views.layer_views(prompts, method.needs)
+    for view, kept in zip(views, prompt_views.plan(method, views, 0.3)[2], strict=True):
         assert kept.shape[1] == (1 if method.heads_share else view.key_BhNd.shape[1])
 
 
@@ -175,7 +164,9 @@ def test_scores_and_sets_are_the_original_s(shared, name, notation, settings, ke
 def test_tova_s_own_code(shared):
     _, tensors = load(shared, "tova_original")
     method, attention = build_eviction("tova"), tensors["attention"]
-    view = DenseView(attention, torch.full(attention.shape[::3], int(Region.QUERY)), method.needs, tensors["values"])
+    view = prompt_views.DenseView(
+        attention, torch.full(attention.shape[::3], int(Region.QUERY)), method.needs, tensors["values"]
+    )
     same_sets(method, "tova_original", view, tensors["kept_positions"])
 
 
@@ -192,7 +183,7 @@ def test_what_a_method_says_of_itself_is_passed_on(name):
         assert type(wrapper).name == name
         assert wrapper.needs >= base.needs
         assert wrapper.reads_question == base.reads_question
-        regions = torch.tensor([PROMPTS["image last"]])
+        regions = torch.tensor([prompt_views.PROMPTS["image last"]])
         assert torch.equal(wrapper.second_pass(regions), base.second_pass(regions))
         assert wrapper.inside == (base,)
     assert not around(name, build_eviction("knorm")).needs_image
@@ -216,8 +207,8 @@ def test_nothing_of_a_base_is_forgotten():
 
 
 def counts_of(method, keep, prompts=("context",)):
-    views = layer_views([PROMPTS[name] for name in prompts], method.needs)
-    candidates = candidates_of(method, views, keep)
+    views = prompt_views.layer_views([prompt_views.PROMPTS[name] for name in prompts], method.needs)
+    candidates = prompt_views.candidates_of(method, views, keep)
     return method.counts([method.score(view) for view in views], candidates), candidates
 
 
@@ -237,8 +228,8 @@ def test_as_many_shares_as_layers():
 
 def kept_of(notation, keep, prompts=("context",), **settings):
     method = build_eviction(notation, **settings)
-    views = layer_views([PROMPTS[name] for name in prompts], method.needs)
-    candidates = candidates_of(method, views, keep)
+    views = prompt_views.layer_views([prompt_views.PROMPTS[name] for name in prompts], method.needs)
+    candidates = prompt_views.candidates_of(method, views, keep)
     scores = [method.score(view) for view in views]
     return method, scores, candidates, method.keep(scores, candidates)
 
@@ -286,13 +277,7 @@ def plain_order(scores, competes, protected, length):
 
 @st.composite
 def choices(draw):
-    batch, heads, length = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 11))
-    count = batch * heads * length
-    score = st.sampled_from([-8.0, -1.5, -0.0, 0.0, 0.5, 2.0, 64.0])
-    scores = torch.tensor(draw(st.lists(score, min_size=count, max_size=count))).view(batch, heads, length)
-    marks = st.lists(st.booleans(), min_size=batch * length, max_size=batch * length)
-    competes, protected = (torch.tensor(draw(marks)).view(batch, length) for _ in range(2))
-    return scores, competes, protected, draw(st.integers(1, 12))
+    return *prompt_views.draw_scores(draw, 3, 11, [-8.0, -1.5, -0.0, 0.0, 0.5, 2.0, 64.0]), draw(st.integers(1, 12))
 
 
 @settings(deadline=None, max_examples=60)
@@ -327,9 +312,9 @@ COUNTED = {
 def test_of_a_gpu_one_number_is_read_for_all_layers(name, monkeypatch):
     """The first layer counts rows, those that ask or all; the others read nothing, and score the same."""
     method = build_eviction(name, **COUNTED[name])
-    prompts = [PROMPTS["text before and after"], PROMPTS["two images"]]
-    expected = [method.score(view) for view in layer_views(prompts, method.needs)]
-    views = layer_views(prompts, method.needs)
+    prompts = [prompt_views.PROMPTS["text before and after"], prompt_views.PROMPTS["two images"]]
+    expected = [method.score(view) for view in prompt_views.layer_views(prompts, method.needs)]
+    views = prompt_views.layer_views(prompts, method.needs)
     for view in views:
         view.regions_BN = views[0].regions_BN  # as of all layers that run on the same rows
     monkeypatch.setattr("subtoken_train.functional.causal_attention.DEVICES", ("cpu",))

@@ -5,7 +5,7 @@ import torch
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.evictions.budgets import score_curve
-from subtoken_train.evictions.kvcompose import KVCompose, token_scores
+from subtoken_train.evictions.kvzip import KVCompose, token_scores
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import open_prompts
 from subtoken_train.view.scores import Candidates, Scores

@@ -12,7 +12,7 @@ from subtoken_train.evictions.keys import gaussian_sketch, leverage_scores
 from subtoken_train.functional import diversity
 from subtoken_train.functional.diversity import farthest_places, unit_rows, unlike_places, volume_places
 from subtoken_train.reducers.embeds import relevance
-from subtoken_train.reducers.sparsevlm import densities, density_clusters, distances
+from subtoken_train.reducers.staged import densities, density_clusters, distances
 from subtoken_train.reducers.tower import important_and_distinct, principal_tokens
 from tests.support.golden_cases import alike, load
 from tests.support.helpers import random_mask, random_scores

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hypothesis import strategies as st
+from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from subtoken_train.calibrations import Calibration, CalibrationData, write_calibration
@@ -249,3 +251,15 @@ NOBODY = Identity("nowhere/model", None, "llama", "0" * 64)
 def written(path, method, numbers, backbone=NOBODY, **settings):
     write_calibration(path, Calibration(method, backbone, settings, numbers, CalibrationData("tests", 1, 2)))
     return str(path)
+
+
+EXTREME = [-torch.inf, -3.4e38, -1.5, -0.0, 0.0, 0.5, 2.0, torch.inf]  # few values: many ties
+
+
+def draw_scores(draw: Any, heads: int, length: int, values: list[float]) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw scores of a layer by hypothesis, which entries compete, and which are protected."""
+    batch, heads, length = (draw(st.integers(1, most)) for most in (3, heads, length))
+    count, marks = batch * heads * length, st.lists(st.booleans(), min_size=batch * length, max_size=batch * length)
+    scores = torch.tensor(draw(st.lists(st.sampled_from(values), min_size=count, max_size=count)))
+    competes, protected = (torch.tensor(draw(marks)).view(batch, length) for _ in range(2))
+    return scores.view(batch, heads, length), competes, protected
