@@ -198,12 +198,13 @@ def test_a_gate_learns_scores_and_is_made_of_all_examples(shallow, monkeypatch):
 def test_targets_are_made_once_for_a_model_a_text_and_a_draw(shallow, tmp_path, monkeypatch):
     contexts = [contexts_of(text_batch([(30, 2, 0), (20, 2, 0)], seed=seed)) for seed in range(3)]
     expected, runs = token_scorers.ScorerCalibrator(positions=12).numbers(shallow, contexts), []
+    made = token_scorers.kvzip_examples
 
     def counted(*states):
         runs.append(1)
-        return token_scorers.kvzip_examples(*states)
+        return made(*states)
 
-    monkeypatch.setattr("subtoken_train.calibrating.token_scorers.kvzip_examples", counted)
+    monkeypatch.setattr(token_scorers, "kvzip_examples", counted)
     own = token_scorers.ScorerCalibrator(positions=12, targets=str(tmp_path / "kept"))
     begun = own.examples(shallow, contexts)
     assert [len(x) for x, _ in next(begun)] == [12, 12]
