@@ -205,7 +205,8 @@ class Rotated(Symmetric):
         least = torch.full_like(largest, torch.inf)
         for share in SHARES:
             scale = self.scale_of(share * largest).float()
-            lost = ((wide / scale).round().clamp(-self.top, self.top) * scale - wide).square().sum(-1, keepdim=True)
+            found = (wide / scale).round_().clamp_(-self.top, self.top).mul_(scale)
+            lost = found.sub_(wide).square_().sum(-1, keepdim=True)
             best, least = torch.where(lost < least, share * largest, best), torch.minimum(lost, least)
         if feedback is None:
             return self.store(keys, best)
@@ -216,14 +217,16 @@ class Rotated(Symmetric):
         """Return codes, channel after channel; what a block of channels owes to those after it is paid at once."""
         own, scale = wide.mT.contiguous(), scale.mT  # a channel's numbers lie together
         due, lost, codes = own.clone(), torch.empty_like(own), torch.empty_like(own, dtype=torch.int8)
+        # views are made once: a call costs more than what it does
+        each = list(zip(*(x.split(1, -2) for x in (own, due, lost, codes, feedback)), strict=True))
         for start in range(0, wide.shape[-1], BLOCK):
             stop = min(start + BLOCK, wide.shape[-1])
             for i in range(start, stop):
-                one = slice(i, i + 1)
-                owed = feedback[..., one, start:i] @ lost[..., start:i, :]
-                whole = ((due[..., one, :] - owed) / scale).round().clamp(-self.top, self.top)
-                lost[..., one, :] = whole * scale - own[..., one, :]
-                codes[..., one, :] = whole.to(torch.int8)
+                own_1, due_1, lost_1, code_1, row = each[i]
+                owed = row.narrow(-1, start, i - start) @ lost.narrow(-2, start, i - start)
+                whole = (due_1 - owed).div_(scale).round_().clamp_(-self.top, self.top)
+                code_1.copy_(whole)
+                lost_1.copy_(whole.mul_(scale).sub_(own_1))
             due[..., stop:, :] -= feedback[..., stop:, start:stop] @ lost[..., start:stop, :]
         return codes.mT.contiguous()
 

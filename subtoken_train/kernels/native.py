@@ -172,20 +172,23 @@ def native_attention(query_BH1d: Tensor, caches: Caches, scale: float) -> Tensor
 
 def _attend(query_BH1d: Tensor, group: Sequence[tuple[_Block, int]], scale: float, sums_BH1d: Tensor) -> None:
     """Add the sums of blocks, each with the cuts of a head that it allows; the longest one's scores set their room."""
-    compiled, heads, most = library(), 0, max(own.entries for own, _ in group)
+    compiled, heads, most = library(), 0, max([own.entries for own, _ in group])
     assert compiled is not None
     for own, _ in group:
         own.entries, own.before = most, heads
         heads += own.num_rows * own.heads
-    blocks, columns = (_Block * len(group))(*(own for own, _ in group)), group[0][0].columns
-    threads = torch.get_num_threads() if heads * columns * most * query_BH1d.shape[3] >= SPLIT else 1
+    first, columns = group[0][0], group[0][0].columns
+    blocks = first if len(group) == 1 else (_Block * len(group))(*[own for own, _ in group])
+    where, threads = ctypes.addressof(blocks), 1
+    if heads * columns * most * query_BH1d.shape[3] >= SPLIT:
+        threads = torch.get_num_threads()
     scores_XGN = query_BH1d.new_empty(heads, columns, most)
     if len(group) > 1:  # what a shorter one leaves
         scores_XGN.fill_(-torch.inf)
-    compiled.block_scores(blocks, heads, query_BH1d.data_ptr(), scale, threads, scores_XGN.data_ptr())
+    compiled.block_scores(where, heads, query_BH1d.data_ptr(), scale, threads, scores_XGN.data_ptr())
     weights_XGN = scores_XGN.softmax(-1)
     cuts = math.gcd(*(cuts for _, cuts in group)) if threads > 1 and heads < MANY * threads else 1
-    compiled.block_sums(blocks, heads, weights_XGN.data_ptr(), cuts, threads, sums_BH1d.data_ptr())
+    compiled.block_sums(where, heads, weights_XGN.data_ptr(), cuts, threads, sums_BH1d.data_ptr())
 
 
 def _scaled(part: BlockPart, own: _Part) -> list[Tensor | None]:
