@@ -110,7 +110,7 @@ static inline four crossed(four a, four b)
     return MIX(a, b, 0, 4, 1, 5) + MIX(a, b, 2, 6, 3, 7);
 }
 
-#ifdef __FMA__
+#if defined __FMA__ && defined __AVX2__
 #define PLUS(sum, a, b) (eight) _mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(sum))
 #else
 #define PLUS(sum, a, b) (sum) + (a) * (b)
@@ -152,16 +152,12 @@ four_dots(const int queries, const float *keys, const float *query, int64_t widt
 
 static void key_scores(const struct block *b, const float *key, const float *query, float scale, float *out)
 {
-    int64_t q = 0, left, width = b->width, apart = b->entries;
-    for (; (left = b->columns - q) >= 4; q += 4)
-        dots(4, key, query + q * width, width, scale, out + q * apart, apart);
-    query += q * width, out += q * apart;
-    if (left == 3)
-        dots(3, key, query, width, scale, out, apart);
-    else if (left == 2)
-        dots(2, key, query, width, scale, out, apart);
-    else if (left == 1)
-        dots(1, key, query, width, scale, out, apart);
+    int64_t width = b->width, apart = b->entries;
+    for (int64_t left = b->columns; left > 0; left -= 4, query += 4 * width, out += 4 * apart)
+        left > 3    ? dots(4, key, query, width, scale, out, apart)
+        : left == 3 ? dots(3, key, query, width, scale, out, apart)
+        : left == 2 ? dots(2, key, query, width, scale, out, apart)
+                    : dots(1, key, query, width, scale, out, apart);
 }
 
 /* Scores of four keys; a query row that is alone in its four reads them one by one. */
@@ -170,10 +166,8 @@ static void four_scores(const struct block *b, const float *keys, const float *q
     int64_t width = b->width, apart = b->entries, left = b->columns - (b->columns % 4 == 1);
     for (int64_t rows; left; left -= rows, query += rows * width, out += rows * apart) {
         rows = left == 2 || left == 4 ? 2 : 3;
-        if (rows == 3)
-            four_dots(3, keys, query, width, AT(four, scales), out, apart);
-        else
-            four_dots(2, keys, query, width, AT(four, scales), out, apart);
+        rows == 3 ? four_dots(3, keys, query, width, AT(four, scales), out, apart)
+                  : four_dots(2, keys, query, width, AT(four, scales), out, apart);
     }
     for (int k = 0; k < 4 && b->columns % 4 == 1; k++)
         dots(1, keys + k * width, query, width, scales[k], out + k, apart);

@@ -218,7 +218,7 @@ class Rotated(Symmetric):
         own, scale = wide.mT.contiguous(), scale.mT  # a channel's numbers lie together
         due, lost, codes = own.clone(), torch.empty_like(own), torch.empty_like(own, dtype=torch.int8)
         # views are made once: a call costs more than what it does
-        each = list(zip(*(x.split(1, -2) for x in (own, due, lost, codes, feedback)), strict=True))
+        each = list(zip(*(torch.split(x, 1, -2) for x in (own, due, lost, codes, feedback)), strict=True))
         for start in range(0, wide.shape[-1], BLOCK):
             stop = min(start + BLOCK, wide.shape[-1])
             for i in range(start, stop):

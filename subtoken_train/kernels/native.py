@@ -144,8 +144,8 @@ def native_attention(query_BH1d: Tensor, caches: Caches, scale: float) -> Tensor
 
     Caches of unlike lengths take one call, where their lengths have as many bits. Rows of no cache are zeros.
     """
-    query, dtype, alive = query_BH1d.float().contiguous(), query_BH1d.dtype, []
-    sums = torch.zeros_like(query)
+    query, dtype = query_BH1d.float().contiguous(), query_BH1d.dtype
+    sums, alive = torch.zeros_like(query), list[object]()
     alike: dict[int, list[tuple[_Block, int]]] = defaultdict(list)
     for first, (blocks, tail) in caches.items():
         keys, values, length = tail.room_keys_BhTd.contiguous(), tail.room_values_BhTd.contiguous(), tail.length
