@@ -182,17 +182,17 @@ def test_a_gate_learns_scores_and_is_made_of_all_examples(shallow, monkeypatch):
     monkeypatch.setattr(token_scorers, "STEPS", 3)
     contexts = [contexts_of(text_batch([(30, 2, 0)], seed=seed)) for seed in range(2)]
     found, heads = (
-        ScorerCalibrator(sinks=4).numbers(shallow, contexts),
+        token_scorers.ScorerCalibrator(sinks=4).numbers(shallow, contexts),
         shallow.family.decoder.config.num_attention_heads,
     )
     assert (found.sinks, found.heads, found.hidden) == (4, shallow.family.shape.num_kv_heads, 16 * heads)
     with torch.no_grad():
-        examples = [kvzip_examples(shallow, each) for each in contexts]
+        examples = [token_scorers.kvzip_examples(shallow, each) for each in contexts]
     for layer, own in enumerate(found.nets):
         both = token_scorers.layer_examples(examples, layer, torch.device("cpu"))
         expected = token_scorers.gate(*both, heads // found.heads, 4, 0)
         assert all(map(partial(torch.allclose, atol=1e-6), own, expected))
-    refuses("set one of them", ScorerCalibrator(sinks=4, hidden=8).numbers, shallow, contexts)
+    refuses("set one of them", token_scorers.ScorerCalibrator(sinks=4, hidden=8).numbers, shallow, contexts)
 
 
 def test_targets_are_made_once_for_a_model_a_text_and_a_draw(shallow, tmp_path, monkeypatch):
