@@ -152,7 +152,8 @@ class EvictionPass:
         self._older: list[Older] = []
         self._scales: dict[int, float] = {}
         self._input: dict[int, Tensor] = {}
-        self._known: MutableMapping[Tensor, tuple[Tensor, Tensor, Tensor, Tensor]] = WeakTensorKeyDictionary()
+        self._known: MutableMapping[Tensor, tuple[Compression, tuple[Tensor, Tensor, Tensor, Tensor]]]
+        self._known = WeakTensorKeyDictionary()
 
     @property
     def inputs(self) -> InputObserver | None:
@@ -257,11 +258,13 @@ class EvictionPass:
 
     def _budget(self, regions_BM: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return what competes in a layer, bool [B, M]; how much may stay, fp64 and int64 [B]; how much competes."""
-        if regions_BM not in self._known:
+        own, found = self._known.get(regions_BM, (None, None))
+        if found is None or own is not self.compression:
             competes_BM = self.compression.in_scope(regions_BM) & ~self._last_row(regions_BM)
             exact_B = self._exact(regions_BM, competes_BM)
-            self._known[regions_BM] = competes_BM, exact_B, self._whole(exact_B), competes_BM.sum(-1)
-        return self._known[regions_BM]
+            found = competes_BM, exact_B, self._whole(exact_B), competes_BM.sum(-1)
+            self._known[regions_BM] = self.compression, found
+        return found
 
     def _whole(self, exact: Tensor) -> Tensor:
         """Budgets in whole entries, int64, 1 at least: the decimal that was written, not its binary neighbours."""

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import field, fields
 from functools import cache, cached_property, partial
 from inspect import get_annotations
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
-
-import torch
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from subtoken_train.calibrations import CalibratedNumbers, Calibration, Unmade, read_calibration
 from subtoken_train.errors import MAX_TOKENS, check_range, unknown_name
+
+if TYPE_CHECKING:
+    import torch
 
 
 def setting(default: Any, least: float = 0, most: float = MAX_TOKENS) -> Any:
@@ -68,11 +69,13 @@ class Method:
             raise ValueError(f"{reads}; {made}")
         return self.calibrated.numbers
 
-    def numbers_of(self, layer: int, device: torch.device, name: str) -> torch.Tensor:
+    def numbers_of(self, layer: int, device: "torch.device", name: str) -> "torch.Tensor":
         """Return a layer's part of a calibrated table, fp32; the whole table goes to a device once."""
+        from torch import tensor  # names of methods are asked for where no torch is loaded
+
         sent: dict[Any, torch.Tensor] = vars(self).setdefault("_sent", {})
         if (name, device) not in sent:
-            sent[name, device] = torch.tensor(getattr(self.read_numbers(), name), device=device)
+            sent[name, device] = tensor(getattr(self.read_numbers(), name), device=device)
         return sent[name, device][layer]
 
 
