@@ -1,7 +1,4 @@
-"""Read ``subtoken_config.json`` as data, and check it, and the headers of the folder's other files, before building.
-
-Tensors are read strictly: nothing missing, unused or empty, no other shape, no NaN.
-"""
+"""Read ``subtoken_config.json`` as data, and check it, and the headers of the folder's other files, before building."""
 
 import re
 import warnings
@@ -46,7 +43,7 @@ def read_shapes(path: Path) -> dict[str, list[int]]:
 
 
 def read_exactly(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Read a file's tensors, which must have the names and shapes of ``expected``, no more; in its dtypes."""
+    """Read a file's tensors in ``expected``'s dtypes; they must have its names and shapes, no more, and no NaN."""
     shapes = read_shapes(path)
     missing, extra = sorted(set(expected) - set(shapes)), sorted(set(shapes) - set(expected))
     if missing or extra:
@@ -111,10 +108,9 @@ class Package:
         if found is None:
             raise ValueError(f"{place}: packages: {shown(self.requirement)} is not written package==version")
         if self.name not in _REGISTRIES[self.kind]:
-            raise ValueError(
-                f"{place}: {self.kind} {clipped(repr(self.name), 60)} comes from package {found['package']}, which is "
-                f"not installed here, or is without it; if you trust it: pip install {self.requirement}"
-            )
+            named = f"{place}: {self.kind} {clipped(repr(self.name), 60)} comes from package {found['package']}"
+            instead = f"if you trust it: pip install {self.requirement}"
+            raise ValueError(f"{named}, which is not installed here, or is without it; {instead}")
 
 
 @dataclass
@@ -189,11 +185,8 @@ def _reducer(record: Any, schema: int, place: str) -> Reducer:
         record, others = split_settings(record)
         for setting, value in others.items():
             typed(REDUCERS.find(ONCE_OF_ALL[setting][0]), {setting: value}, place)  # a value that can have been written
-            warnings.warn(
-                f"{place}: {setting} {shown(value)} is left out; it is not a setting of {record.get('name')}",
-                SubTokenWarning,
-                stacklevel=2,
-            )
+            words = f"{place}: {setting} {shown(value)} is left out; it is not a setting of {record.get('name')}"
+            warnings.warn(words, SubTokenWarning, stacklevel=2)
     with at_place(f"{place}: "):
         method = REDUCERS.find(record["name"])
     return typed(method, record, place)
@@ -223,8 +216,7 @@ def _check_lora_files(folder: Path, lora: LoraSettings, pattern: str, backbone: 
     own = {"r": lora.rank, "lora_alpha": lora.alpha, "target_modules": pattern, "base_model_name_or_path": backbone}
     for key, wanted in {**LoraConfig().to_dict(), "peft_type": "LORA", **own}.items():
         value = found.get(key, None if key in own else wanted)
-        differs = value != wanted or isinstance(value, bool) != isinstance(wanted, bool)
-        if differs and key not in _FREE.split():
+        if (value != wanted or isinstance(value, bool) != isinstance(wanted, bool)) and key not in _FREE.split():
             said = "subtoken_config.json says" if key in own else "an adapter of this package has"
             raise ValueError(f"{path}: {key} is {shown(value)}, and {said} {shown(wanted)}: the files disagree")
     path = folder / LORA_FILE

@@ -38,6 +38,7 @@ from subtoken_train.artifact.hub import adapter_in
 from subtoken_train.artifact.whole_folder import CONFIG_FILE, PICTURE_FILE, RECIPE_FILE, whole_folder
 from subtoken_train.engine.build import add_adapters
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
+from subtoken_train.errors import refuse
 from subtoken_train.families.backbone_config import BackboneConfig, is_gguf, resolve
 from subtoken_train.families.backbone_files import gguf_digest
 from subtoken_train.families.family import Family, shapes_digest
@@ -60,10 +61,9 @@ def identify(family: Family, config: BackboneConfig) -> Identity:
 
 def check_identity(wanted: Identity, found: Identity) -> None:
     """Raise ``ValueError`` if an adapter meets a backbone of another architecture, or one of a GGUF file another."""
-    if wanted.digest != found.digest:
-        ours, here = (f"{each.path!r} ({each.model_type}, {each.digest[:12]})" for each in (wanted, found))
-        other = f"the adapter was trained on {ours}, but the backbone is {here}"
-        raise ValueError(f"{other}; load the backbone that it names")
+    ours, here = (f"{each.path!r} ({each.model_type}, {each.digest[:12]})" for each in (wanted, found))
+    other = f"the adapter was trained on {ours}, but the backbone is {here}"
+    refuse((wanted.digest != found.digest, f"{other}; load the backbone that it names"))
     if (file := wanted.revision or "").startswith(_FILE) and found.revision != file:
         ours, here = f"{wanted.path!r} ({file[:19]})", (found.revision or "no GGUF file")[:19]
         words = f"the adapter was trained on the GGUF file {ours}, and {found.path!r} is not that file ({here})"
@@ -104,8 +104,7 @@ class ModelIdentity:
 def model_identity(backbone: CompressedBackbone) -> ModelIdentity:
     """Return the identity of what is loaded; it takes a second for billions of weights, of which a few are read."""
     family, bank = backbone.family, backbone.bank
-    own: dict[str, Tensor] = {}
-    lora: dict[str, Tensor] = {}
+    own, lora = dict[str, Tensor](), dict[str, Tensor]()
     for name, parameter in family.model.named_parameters():
         (lora if ".lora_" in name else own)[name.replace(".base_layer.", ".")] = parameter
     config = family.decoder.config
@@ -190,8 +189,7 @@ def write_rest(
     folder: Path, config: AdapterConfig, backbone: CompressedBackbone, sections: CardSections | None
 ) -> None:
     """Write what a folder holds besides LoRA or weights: routers, configuration, card, recipe and picture."""
-    routers = _router_tensors(backbone.bank)
-    if routers:
+    if routers := _router_tensors(backbone.bank):
         save_file(routers, folder / ROUTER_FILE)
     versions = {name: version(name) for name in ("torch", "transformers", "peft", "lightning")}
     versions["subtoken_train"] = __version__
@@ -288,9 +286,8 @@ def write_merged(
 
 def check_mergeable(backbone: CompressedBackbone) -> None:
     """Raise ``ValueError`` if a LoRA sits on no floating-point numbers, or must be left out for ranking."""
-    if backbone.reducer.frozen_scout:
-        words = "the reducer ranks by the backbone alone (reducer.ranking: frozen), which merged weights cannot run"
-        raise ValueError(f"cannot merge: {words}; export the adapter without --merge-lora")
+    words = "the reducer ranks by the backbone alone (reducer.ranking: frozen), which merged weights cannot run"
+    refuse((backbone.reducer.frozen_scout, f"cannot merge: {words}; export the adapter without --merge-lora"))
     for name, module in backbone.model.named_modules():
         base = getattr(module, "base_layer", None)
         if base is not None and not base.weight.is_floating_point():

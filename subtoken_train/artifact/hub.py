@@ -1,7 +1,4 @@
-"""Find an adapter in a folder or on the Hugging Face Hub, publish one there, and which models ``data`` fetches by name.
-
-What can be refused is found out before a push, and a push is one commit.
-"""
+"""Find an adapter in a folder or on the Hugging Face Hub, publish one there, and what ``data`` fetches by name."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

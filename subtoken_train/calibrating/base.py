@@ -1,7 +1,4 @@
-"""Base class of calibrators, which find a method's numbers from prompts that run through a backbone.
-
-Legend: B batch, N positions.
-"""
+"""Base of calibrators, which find a method's numbers from prompts in a backbone. Legend: B batch, N positions."""
 
 import hashlib
 from abc import ABC, abstractmethod

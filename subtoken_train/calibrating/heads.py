@@ -211,14 +211,9 @@ def cell_tokens(cell: int, rows: int, columns: int) -> Tensor:
 
 def told_cells(tokenizer: Any, answer: list[int]) -> list[int]:
     """Return the cell that every token of a description tells of; -1 where it ends in none's words."""
-    cells = [-1] * len(answer)
     told = list(_TOLD.finditer(tokenizer.decode(answer)))
-    for i in range(len(answer)):
-        end = len(tokenizer.decode(answer[: i + 1]))
-        for match in told:
-            if match.start() < end <= match.end():
-                cells[i] = PLACES.index(match[1])
-    return cells
+    ends = (len(tokenizer.decode(answer[: i + 1])) for i in range(len(answer)))
+    return [next((PLACES.index(each[1]) for each in told if each.start() < end <= each.end()), -1) for end in ends]
 
 
 @dataclass(frozen=True)

@@ -83,8 +83,7 @@ class DirectionCalibrator(Calibrator):
     @torch.no_grad()
     def numbers(self, backbone: CompressedBackbone, batches: Batches) -> HeadDirections:
         use_packed_attention(backbone.family.decoder.config)
-        grams: dict[int, Tensor] = {}
-        sums: dict[int, Tensor] = {}
+        grams, sums = dict[int, Tensor](), dict[int, Tensor]()
 
         def observe(layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
             gram_BHdd, sum_BHd = query_moments(query, rows.visible_BM)
@@ -120,8 +119,7 @@ class CentreCalibrator(Calibrator):
             query_BHMd = rotation.turn_back(query)
             marks_B1M1 = rows.visible_BM[:, None, :, None]
             each = query_BHMd, pair_lengths(query_BHMd, rotation), torch.ones_like(query_BHMd)
-            found = torch.stack([(x.double() * marks_B1M1).sum((0, 2)).cpu() for x in each])
-            sums[layer] = sums.get(layer, 0) + found
+            sums[layer] = sums.get(layer, 0) + torch.stack([(x.double() * marks_B1M1).sum((0, 2)).cpu() for x in each])
 
         for batch in batches:
             backbone.run(batch, pad_left=True, observer=observe)

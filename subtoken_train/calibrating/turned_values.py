@@ -67,8 +67,7 @@ class ValueMoments:
     """Sums of v v^T over all entries of prompts, for every layer and head; observes ``CompressedBackbone.run``."""
 
     def __init__(self) -> None:
-        self.sums: dict[int, Tensor] = {}
-        self.counts: dict[int, int] = {}
+        self.sums, self.counts = dict[int, Tensor](), dict[int, int]()
 
     def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
         """Take a layer's entries of a batch, but padding."""

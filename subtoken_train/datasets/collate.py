@@ -1,7 +1,4 @@
-"""Records to padded batches: the one place where token ids, labels and regions are made.
-
-Legend: B batch, N sequence positions.
-"""
+"""Records to padded batches: the one place that makes ids, labels and regions. Legend: B batch, N positions."""
 
 import re
 from bisect import bisect_right
@@ -134,13 +131,10 @@ def _expand_images(rendered: RenderedPrompt, texts: list[str]) -> RenderedPrompt
 
 def _regions(ids: list[int], visual: list[bool], answer: list[bool], bos_token_id: int | None) -> list[int]:
     """Return each token's region; the system region ends at the first image (text-only: after the BOS)."""
-    has_bos = bos_token_id is not None and ids[:1] == [bos_token_id]
-    system_end = visual.index(True) if any(visual) else int(has_bos)
-    regions = [Region.SYSTEM] * system_end + [Region.QUERY] * (len(ids) - system_end)
-    for i, (is_image, is_answer) in enumerate(zip(visual, answer, strict=True)):
-        if is_image or is_answer:
-            regions[i] = Region.VISUAL if is_image else Region.ANSWER
-    return [int(region) for region in regions]
+    system_end = visual.index(True) if any(visual) else int(ids[:1] == [bos_token_id])
+    others = [Region.SYSTEM] * system_end + [Region.QUERY] * (len(ids) - system_end)
+    marks = zip(visual, answer, others, strict=True)
+    return [int(Region.VISUAL if image else Region.ANSWER if said else other) for image, said, other in marks]
 
 
 class Collator:
@@ -171,7 +165,6 @@ class Collator:
         return replace(batch, pixel_values=pixel_values, image_grid_I3=grid, seconds_I=self.family.seconds(flat))
 
     def _pad(self, samples: list[EncodedSample]) -> Batch:
-        pad_id = padding_id(self.family.tokenizer)
         width = max(len(sample.input_ids) for sample in samples)
         shifts = [width - len(sample.input_ids) if self.padding_side == "left" else 0 for sample in samples]
 
@@ -183,7 +176,7 @@ class Collator:
 
         ranks = [s.rank_position + shift if s.num_images else -1 for s, shift in zip(samples, shifts, strict=True)]
         return Batch(
-            input_ids_BN=padded([sample.input_ids for sample in samples], pad_id),
+            input_ids_BN=padded([sample.input_ids for sample in samples], padding_id(self.family.tokenizer)),
             labels_BN=padded([sample.labels for sample in samples], IGNORE_INDEX),
             regions_BN=padded([sample.regions for sample in samples], int(Region.PADDING)),
             rank_position_B=torch.tensor(ranks),

@@ -49,9 +49,8 @@ def llava_form(row: Any, as_document: bool = False) -> Any:
     asked, own_names, turns = False, list[str](), list[dict[str, Any]]()
     for number, message in enumerate(messages, 1):
         form.check_fields("message", message, f"message {number}")
-        role, content = (
-            _either(message, f"message {number} has", *keys) for keys in (("from", "role"), ("value", "content"))
-        )
+        role = _either(message, f"message {number} has", "from", "role")
+        content = _either(message, f"message {number} has", "value", "content")
         text, names = _content(content, number)
         own_names += names
         if not isinstance(role, str) or role not in _SPEAKERS:

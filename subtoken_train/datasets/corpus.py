@@ -75,8 +75,7 @@ def load_rows(source: CorpusSource) -> "Dataset":
         _check_whole(source)
         arguments = {"path": builder, "data_files": list(map(str, files_of_set(path)))}
     if builder == "text":
-        lines = source.documents == "wikitext"
-        arguments |= {"sample_by": "line" if lines else "document", "keep_linebreaks": True}
+        arguments |= {"sample_by": "line" if source.documents == "wikitext" else "document", "keep_linebreaks": True}
     from_hub = builder is None and not path.exists()
     try:
         with hub_asked() if from_hub else nullcontext():
@@ -137,8 +136,7 @@ def iterate_documents(rows: Iterable[dict[str, Any]], source: CorpusSource) -> I
 
 
 def _articles(lines: Iterable[str]) -> Iterator[str]:
-    article: list[str] = []
-    after_empty = True
+    article, after_empty = list[str](), True
     for line in lines:
         if after_empty and _TITLE.fullmatch(line.strip()):
             yield "".join(article)
@@ -166,11 +164,10 @@ def iterate_blocks(documents: Iterable[str], tokenizer: Any, block_length: int) 
 
 def read_blocks(rows: Any, source: CorpusSource, tokenizer: Any, block_length: int) -> Iterator[list[int]]:
     """Make one pass over a corpus: the blocks of its documents."""
-    empty = True
+    block: list[int] | None = None
     for block in iterate_blocks(iterate_documents(rows, source), tokenizer, block_length):
-        empty = False
         yield block
-    if empty:
+    if block is None:
         one_token = 1 + (tokenizer.bos_token_id is not None)
         tokens = sum(1 for _ in iterate_blocks(iterate_documents(rows, source), tokenizer, one_token))
         few = f"{tokens} tokens, fewer than one block of block_length {block_length}"

@@ -1,8 +1,6 @@
 """Lightning's side of data: instructions, key-value recall, whose samples are drawn as they are needed, and text.
 
-Text is packed blocks of context and query region, or chats.
-
-Legend: R records.
+Text is packed blocks of context and query region, or chats. Legend: R records.
 """
 
 from __future__ import annotations
@@ -10,6 +8,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,11 +73,10 @@ class InstructionDataModule(OrderedDataModule[Record]):
         check_range("max_length", max_length, 1, MAX_TOKENS)
         self.train_file, self.val_file, self.max_length = train_file, val_file, max_length
         self.image_folder = Path(train_file).parent if image_folder is None else Path(image_folder)
-        self.group_by_length = group_by_length
         check_range("max_image_pixels", max_image_pixels, 1, media.MOST_PIXELS)
         check_range("max_video_frames", max_video_frames, 1, media.MOST_FRAMES)
-        self.images_outside_folder, self.max_image_pixels = images_outside_folder, max_image_pixels
-        self.max_video_frames = max_video_frames
+        self.group_by_length, self.images_outside_folder = group_by_length, images_outside_folder
+        self.max_image_pixels, self.max_video_frames = max_image_pixels, max_video_frames
 
     def read(self, training: bool = True) -> None:
         """Parse and check the data files, once."""
@@ -271,8 +269,7 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
         return ChatLimits(*sizes, self.as_asked, self.chat_template_kwargs)
 
     def collator(self) -> Callable[[list[TextSample]], Batch]:
-        pad_id = padding_id(self.family.tokenizer)
-        return lambda samples: collate_text(samples, pad_id)
+        return partial(collate_text, pad_id=padding_id(self.family.tokenizer))
 
     def sizes(self, records: TokenisedRows) -> NDArray[np.int64] | None:
         return records.sizes() if self.group_by_length else None

@@ -34,8 +34,7 @@ def write_english(folder: str | Path, overwrite: bool = False) -> None:
 
 @lru_cache(maxsize=1)
 def _prose() -> tuple[str, ...]:
-    seen: set[str] = set()
-    texts = []
+    seen, texts = set[str](), list[str]()
     for _, text in sorted(json.loads(lzma.decompress(resource(SNAPSHOT).read_bytes())).items()):
         blocks = dict.fromkeys(" ".join(block.split()) for block in text.split("\n\n"))
         prose = (block for block in blocks if block.endswith(".") and len(block.split()) >= _SHORTEST)

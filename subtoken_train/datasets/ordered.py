@@ -1,7 +1,4 @@
-"""Loaders that every data module shares: the training order resumes anywhere, batches know their window.
-
-Legend: R records.
-"""
+"""Loaders of all data modules: the training order resumes anywhere, batches know their window. Legend: R records."""
 
 import signal
 import warnings
@@ -118,8 +115,7 @@ class ResumableSampler(DistributedSampler[int]):
         return self.batches_per_pass * self.batch_size  # Lightning applies its limit to this
 
     def __iter__(self) -> Iterator[int]:
-        first = self.consumed()
-        current_pass, order = -1, torch.empty(0)
+        first, current_pass, order = self.consumed(), -1, torch.empty(0)
         for batch in range(first, first + self.batches_per_epoch - first % self.batches_per_epoch):
             pass_, index = divmod(batch, self.batches_per_pass)
             if pass_ != current_pass:
@@ -133,8 +129,7 @@ class ResumableSampler(DistributedSampler[int]):
         mixed = int(np.random.SeedSequence([self.seed, pass_]).generate_state(1, np.uint64)[0])
         generator = torch.Generator().manual_seed(mixed)
         order = torch.randperm(self.num_records, generator=generator)
-        with_images = int(self._images.sum())
-        if self._key is None and with_images in (0, self.num_records):
+        if self._key is None and int(self._images.sum()) in (0, self.num_records):
             return order  # nothing to group
         batches = self._batches(order.numpy())
         return torch.from_numpy(batches)[torch.randperm(len(batches), generator=generator)].flatten()

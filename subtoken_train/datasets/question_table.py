@@ -72,9 +72,7 @@ def read_own_table(path: Path, chosen: Mapping[str, str | None], asked: str | No
     further = [name for usual in _FURTHER if (name := _found((usual,), names)) and name not in columns.values()]
     columns |= {key: _found((key,), names) for key in _BESIDE}
     unread = _unread(rows, names, {*columns.values(), *further})
-    records = [
-        (place, _record(row, columns, further, place, number, asked or "")) for number, (place, row) in enumerate(rows)
-    ]
+    records = [(place, _record(row, columns, further, place, n, asked or "")) for n, (place, row) in enumerate(rows)]
     read = [f"{kind} in {columns[kind]!r}" for kind in _NAMES if columns[kind]]
     read += [f"with each question in {name!r}" for name in further]
     read += [f"before each question in {columns['system']!r}"] if columns["system"] else []

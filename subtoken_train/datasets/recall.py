@@ -126,5 +126,4 @@ def _english(tokenizer: Any, split: str) -> tuple[Any, Any]:
     """Return the ids of a split's English, int64 [tokens], and the positions right after its sentences, ascending."""
     sentences = [s for text in documents(split) for s in re.split(r"(?<=\.)(?=\s)", "\n" + text)]
     encoded = [tokenizer(sentence, add_special_tokens=False)["input_ids"] for sentence in sentences]
-    ends = np.cumsum([len(ids) for ids in encoded])
-    return np.concatenate([np.array(ids, np.int64) for ids in encoded]), ends
+    return np.concatenate([np.array(ids, np.int64) for ids in encoded]), np.cumsum([*map(len, encoded)])

@@ -1,8 +1,6 @@
 """Instruction data: a file of conversations beside a folder of images, as one Arrow table of checked records.
 
-The table of a large file is kept by the datasets library and memory-mapped. Images are opened when a batch needs them.
-
-Legend: R records.
+A large file's table is kept by the datasets library, memory-mapped; images are opened when needed. Legend: R records.
 """
 
 import hashlib
@@ -26,7 +24,7 @@ from subtoken_train.datasets.known_files import absent
 from subtoken_train.datasets.row_files import Kind, file_kind, files_of_set, kept_rows, placed_rows
 from subtoken_train.datasets.unknown_tokens import SomeTexts, spread
 from subtoken_train.documents import real_path
-from subtoken_train.errors import at_place
+from subtoken_train.errors import at_place, refuse
 from subtoken_train.families.literal_marks import with_marks
 from subtoken_train.types import Turn
 
@@ -65,8 +63,7 @@ class InstructionRecords(Dataset[Record]):
     ) -> None:
         self.path, self.images_outside_folder = Path(path), images_outside_folder
         self.image_folder = self.path.parent if image_folder is None else Path(image_folder)
-        self._table = _open_table(self.path)
-        self._state = _file_state(self.path)
+        self._table, self._state = _open_table(self.path), _file_state(self.path)
         named = self._table["in_texts"].combine_chunks()
         for index in pc.unique(pc.list_parent_indices(named)).to_pylist():
             name = f"{self.path}, record {form.record_id(self._row(index), index)!r}"
@@ -85,9 +82,8 @@ class InstructionRecords(Dataset[Record]):
         name = form.record_id(row, index)
         with at_place(f"record {name!r}: "):
             images = map(self._inside, form.image_names(row))
-            named = (
-                self._inside(x) if isinstance(x, str) else tuple(map(self._inside, x)) for x in form.video_names(row)
-            )
+            frames = form.video_names(row)
+            named = (self._inside(x) if isinstance(x, str) else tuple(map(self._inside, x)) for x in frames)
             videos = (VideoSource(x, float(row.get("fps", 1.0)), self.images_outside_folder) for x in named)
             marked = form.pictures_marked(row)
             pictures: list[PictureSource] = [next(videos) if video else next(images) for video in marked]
@@ -106,8 +102,7 @@ class InstructionRecords(Dataset[Record]):
     def some_texts(self, limit: int | None = None) -> SomeTexts:
         """Return what is said in some of the first ``limit`` records (None: all), evenly spread; no image is opened."""
         total = len(self) if limit is None else min(limit, len(self))
-        rows = map(self._row, spread(total))
-        said = ((row, [turn["value"] for turn in form.used_turns(row)]) for row in rows)
+        said = ((row, [turn["value"] for turn in form.used_turns(row)]) for row in map(self._row, spread(total)))
         texts = ["\n".join(form.without_placeholders(row, text) for text in values) for row, values in said]
         return SomeTexts(texts, total)
 
@@ -128,8 +123,7 @@ class InstructionRecords(Dataset[Record]):
 
 
 def _opened_anew(arguments: tuple[Any, ...], state: str) -> InstructionRecords:
-    if _file_state(arguments[0]) != state:
-        raise ValueError(f"{arguments[0]} was changed while it was in use; start again")
+    refuse((_file_state(arguments[0]) != state, f"{arguments[0]} was changed while it was in use; start again"))
     return InstructionRecords(*arguments)
 
 

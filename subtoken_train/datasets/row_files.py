@@ -104,8 +104,7 @@ def _listed(path: Path, content: bytes) -> list[Any]:
         words = "nested too deep" if isinstance(error, RecursionError) else words
         is_lines = words == "Extra data" and text.lstrip().startswith("{")
         suffix = f"use the suffix .jsonl for one record a line{', which this is' * is_lines}"
-        hint = suffix if line else "correct the file"
-        raise ValueError(f"{path}{line}: invalid JSON ({words}); {hint}") from None
+        raise ValueError(f"{path}{line}: invalid JSON ({words}); {suffix if line else 'correct the file'}") from None
     if not isinstance(rows, list):
         one = "; put it in brackets, or name the file .jsonl" if isinstance(rows, dict) else ""
         raise ValueError(f"{path} holds {shown(rows)}; a list of records is needed{one}")

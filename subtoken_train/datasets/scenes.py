@@ -91,8 +91,7 @@ def draw_scene(rng: np.random.Generator, split: str) -> Scene:
     """Draw one scene with digits of ``split`` (``train`` | ``dev`` | ``test``)."""
     count = int(rng.integers(4, 10))
     cells, digits = rng.permutation(GRID * GRID)[:count], rng.permutation(10)[:count]
-    colors = rng.integers(0, len(COLORS), count)
-    objects = sorted(zip(cells.tolist(), digits.tolist(), colors.tolist(), strict=True))
+    objects = sorted(zip(cells.tolist(), digits.tolist(), rng.integers(0, len(COLORS), count).tolist(), strict=True))
     canvas = np.empty((IMAGE_SIZE, IMAGE_SIZE, 3), np.float32)
     canvas[:] = rng.uniform(0, 0.25, 3)
     for _ in range(10):  # clutter strokes, two pixels thick

@@ -68,21 +68,19 @@ def build_page(models: SideBySide) -> gr.Blocks:
             return _drawings(answers, layer, dark, models)
 
         asked = {"concurrency_limit": 1, "concurrency_id": "ask"}
+        drawing = draw, [answers, layer, dark], [*tokens, *groups]
         shown: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "draw", "show_progress": "hidden"}
         for event in (button.click, question.submit):
             given, shows = [about, question, *settings], [*texts, facts, words, answers]
             done = event(respond, given, shows, api_name=False, **asked)
-            done.then(draw, [answers, layer, dark], [*tokens, *groups], api_name=False, **shown)
-        layer.change(
-            draw, [answers, layer, dark], [*tokens, *groups], trigger_mode="always_last", api_name=False, **shown
-        )
+            done.then(*drawing, api_name=False, **shown)
+        layer.change(*drawing, trigger_mode="always_last", api_name=False, **shown)
     return page
 
 
 def _picture(shown: str) -> gr.Image:
-    picture = gr.Image(
-        shown, label="picture", type="filepath", sources=["upload", "clipboard"], height=300, elem_id="picture"
-    )
+    taken = {"type": "filepath", "sources": ["upload", "clipboard"]}
+    picture = gr.Image(shown, label="picture", height=300, elem_id="picture", **taken)
     # Gradio's own decodes the picture, and has no words for one that it cannot read; the file lies in its own folder
     picture.preprocess = lambda file: None if file is None else str(file.path)
     return picture
@@ -92,10 +90,8 @@ def _settings(compresses: bool, reads: bool) -> list[gr.components.Component]:
     """Make the fields that compress; those of a backbone alone start compressed, so that its sides differ."""
     chosen, share = ("kvzip", "0.25") if compresses else (NO_EVICTION, "0.5")
     with gr.Row():
-        names, info = [NO_EVICTION, *EVICTIONS], "all but the backbone's; or write ada(snapkv)"
-        eviction = gr.Dropdown(
-            names, value=chosen, label="eviction", info=info, allow_custom_value=True, elem_id="eviction"
-        )
+        said = {"label": "eviction", "info": "all but the backbone's; or write ada(snapkv)", "elem_id": "eviction"}
+        eviction = gr.Dropdown([NO_EVICTION, *EVICTIONS], value=chosen, allow_custom_value=True, **said)
         keep = gr.Textbox(share, label="it keeps", info="0.5 of the entries, 32tokens or 20kB", elem_id="keep")
         kinds = gr.Dropdown(list(FORMATS), label="held in", info="all but the backbone's", elem_id="kv-dtype")
     words = "go on with this sentence (else it is a question in the chat template)"

@@ -115,9 +115,8 @@ def svg_of(figure: Figure, name: str, title: str, description: str) -> Markup:
     body = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{name}-", body)
     body = re.sub(rf"(?<=: ){INK}(?=[;\"])", "currentColor", body)
     width, height = (f"{72 * inches:g}" for inches in figure.get_size_inches())
-    words = Markup('<title id="{0}-title">{1}</title>\n<desc id="{0}-text">{2}</desc>').format(
-        name, plain(title), plain(description)
-    )
+    words = Markup('<title id="{0}-title">{1}</title>\n<desc id="{0}-text">{2}</desc>')
+    words = words.format(name, plain(title), plain(description))
     head = Markup(
         '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="0 0 {1} {2}" '
         'role="img" aria-labelledby="{0}-title {0}-text">\n'

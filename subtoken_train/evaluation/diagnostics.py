@@ -109,9 +109,8 @@ def observe(backbone: CompressedBackbone, batch: Batch, with_relevance: bool = F
         found.routed[layer] = in_compressed_region(rows.regions_BM) & seen_BN
         found.masks[layer] = mask_BNS
         if with_relevance:
-            found.relevance[layer] = region_attention(
-                backbone.family, layer, hidden[layer], seen_BN, rows.position, question_rows(batch, rows)
-            )
+            place = seen_BN, rows.position, question_rows(batch, rows)
+            found.relevance[layer] = region_attention(backbone.family, layer, hidden[layer], *place)
     return found
 
 

@@ -112,12 +112,10 @@ class Manifest:
         there, another = Manifest.read(folder), "choose another results folder"
         before = there.pinned()
         for name, new in self.pinned().items():
-            if before[name] != new:
-                words = f"{folder} holds answers with {name} {before[name]!r}, and now it is {new!r}"
-                raise ValueError(f"{words}; {another}")
-        if there.rows > self.rows:
-            asked = f"holds a run of {there.rows:,} samples, but only {self.rows:,} are asked for now"
-            raise ValueError(f"{folder} {asked}; raise limit, or {another}")
+            words = f"{folder} holds answers with {name} {before[name]!r}, and now it is {new!r}"
+            refuse((before[name] != new, f"{words}; {another}"))
+        words = f"{folder} holds a run of {there.rows:,} samples, but only {self.rows:,} are asked for now"
+        refuse((there.rows > self.rows, f"{words}; raise limit, or {another}"))
         return there
 
     def pinned(self) -> dict[str, Any]:
@@ -138,8 +136,7 @@ class Manifest:
             content = read_json(path)
         except FileNotFoundError:
             raise ValueError(f"{folder} holds no {MANIFEST_FILE}; 'subtoken-train evaluate' writes one") from None
-        if not isinstance(content, dict):
-            raise ValueError(f"{path} is {shown(content)}; it must be a group of keys")
+        refuse((not isinstance(content, dict), f"{path} is {shown(content)}; it must be a group of keys"))
         schema = content.pop("schema", None)
         if schema != SCHEMA_VERSION or isinstance(schema, bool):
             raise ValueError(f"{path} has schema {shown(schema)}; this version reads {SCHEMA_VERSION}")

@@ -148,8 +148,7 @@ def check_local_files(folder: Path) -> None:
         if path.name == PEFT_FILE:
             raise ValueError(f"{folder} is a LoRA of peft ({PEFT_FILE}), not a backbone; name the model that it is for")
         content = read_json(path)
-        if not isinstance(content, dict):
-            raise ValueError(f"{path} is {shown(content)}; it must be a group of keys")
+        refuse((not isinstance(content, dict), f"{path} is {shown(content)}; it must be a group of keys"))
         check_format(content)
         _check_settings(content, str(path), path.name)
     for path in sorted(folder.glob("*.index.json")):

@@ -200,12 +200,10 @@ class DecoderStack:
     @torch.no_grad()
     def rotation(self, layer: int, position_ids: Tensor) -> Rotation:
         """Return a layer's rotation of queries and keys at position ids [B, N], or [3, B, N] under mRoPE."""
-        like = torch.empty((), dtype=torch.float32, device=position_ids.device)
-        cos, sin = self.angles(layer, like, position_ids)
+        cos, sin = self.angles(layer, torch.empty((), dtype=torch.float32, device=position_ids.device), position_ids)
         if not self.turns(layer):
             cos, sin = torch.ones_like(cos), torch.zeros_like(sin)
-        batch = position_ids.shape[-2]
-        cos, sin = (each.to(position_ids.device).expand(batch, -1, -1) for each in (cos, sin))
+        cos, sin = (each.to(position_ids.device).expand(position_ids.shape[-2], -1, -1) for each in (cos, sin))
         return Rotation(cos, sin, partial(self.rotate, layer))
 
     @torch.no_grad()

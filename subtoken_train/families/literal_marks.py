@@ -73,9 +73,7 @@ def hidden_turn(family: Any, turn: Turn, videos: bool = False) -> Turn:
 def hidden_specials(tokenizer: Any, text: str, kept: Sequence[str] = ()) -> str:
     """Return a text with stand-ins for what looks like a special token, or, at its edges, a part of one."""
     specials = _specials(tokenizer)
-    text = specials.pattern.sub(
-        lambda found: found[0] if found[0] in kept else _stand_ins(found[0], specials.far), text
-    )
+    text = specials.pattern.sub(lambda each: each[0] if each[0] in kept else _stand_ins(each[0], specials.far), text)
     for size in range(min(len(text), specials.longest - 1), 0, -1):
         if text[-size:] in specials.beginnings:
             text = text[:-size] + _stand_ins(text[-size:], specials.far)

@@ -68,8 +68,7 @@ class LlavaFamily(Family):
     @classmethod
     def tower_statistics(cls, config: Any) -> frozenset[TowerStatistics]:
         """Return all kinds if the class token is no visual token itself, else none."""
-        drops_cls = config.vision_feature_select_strategy == "default"
-        return frozenset({"received", "class", "unsplit"} if drops_cls else ())
+        return frozenset({"received", "class", "unsplit"} if config.vision_feature_select_strategy == "default" else ())
 
     @torch.no_grad()
     def visual_states(self, batch: Batch, statistics: TowerStatistics | None = None) -> VisualStates:

@@ -20,6 +20,7 @@ from transformers import AutoConfig, GgufConfig
 from transformers.integrations import deepspeed
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from subtoken_train.errors import refuse
 from subtoken_train.families import FAMILIES
 from subtoken_train.families import backbone_files as files
 from subtoken_train.families.backbone_config import BackboneConfig, check_backbone, is_gguf, is_hub_id, nowhere, resolve
@@ -72,10 +73,9 @@ def check_room(config: BackboneConfig) -> None:
     weights = files.read_headers(folder).values() if folder.is_dir() else layout_family(config).model.parameters()
     each = BYTES.get(config.quantization, getattr(torch, config.dtype).itemsize)
     needed, room = int(each * sum(weight.numel() for weight in weights)), machine_memory()
-    if needed > room:
-        weights = f"the weights of backbone {config.path!r} take {needed / gib:.1f} GiB in {config.dtype}"
-        here = f"this machine has {room / gib:.1f} GiB of memory and no GPU"
-        raise ValueError(f"{weights}, and {here}; take bfloat16, or a smaller model: subtoken-train data smollm2")
+    words = f"the weights of backbone {config.path!r} take {needed / gib:.1f} GiB in {config.dtype}"
+    here = f"this machine has {room / gib:.1f} GiB of memory and no GPU"
+    refuse((needed > room, f"{words}, and {here}; take bfloat16, or a smaller model: subtoken-train data smollm2"))
 
 
 def is_spread(model: Any) -> bool:
@@ -85,16 +85,14 @@ def is_spread(model: Any) -> bool:
 
 def check_whole(model: Any, path: str) -> None:
     """Raise ``ValueError`` if accelerate left weights on the CPU or on disk."""
-    left = sorted(name for name, place in getattr(model, "hf_device_map", {}).items() if place in ("cpu", "disk"))
-    if left:
+    if left := sorted(name for name, place in getattr(model, "hf_device_map", {}).items() if place in ("cpu", "disk")):
         raise ValueError(f"{path!r}: {len(left)} parts do not fit on the GPUs (first {left[0]}); that is not supported")
 
 
 def check_on_one_device(model: Any, what: str) -> None:
     """Raise ``ValueError`` if a model is spread and ``what`` needs it on one device."""
-    if is_spread(model):
-        instead = "name a device (cuda:0), quantise the backbone, or train with fsdp2 or deepspeed"
-        raise ValueError(f"{what} needs a backbone on one device, and this one is spread over several; {instead}")
+    instead = "name a device (cuda:0), quantise the backbone, or train with fsdp2 or deepspeed"
+    refuse((is_spread(model), f"{what} needs a backbone on one device, and this one is spread over several; {instead}"))
 
 
 def load_family(config: BackboneConfig, reducer: Reducer | None = None, memory: dict[int, int] | None = None) -> Family:
@@ -104,8 +102,7 @@ def load_family(config: BackboneConfig, reducer: Reducer | None = None, memory: 
     family = _family_of(model_config, config)
     if reducer is not None:
         check_served(reducer, family, model_config)
-    model = load_weights(family, config, memory)
-    loaded = _put_together(family, model, _read_processor(family, config), config)
+    loaded = _put_together(family, load_weights(family, config, memory), _read_processor(family, config), config)
     if model_config.model_type not in FAMILIES:
         prove(loaded)
     return loaded

@@ -84,9 +84,8 @@ def remove_lora(family: Family) -> None:
 
 
 def _peft_config(settings: LoraSettings, pattern: str) -> LoraConfig:
-    return LoraConfig(
-        r=settings.rank, lora_alpha=settings.alpha, lora_dropout=settings.dropout, target_modules=pattern, bias="none"
-    )
+    own = {"r": settings.rank, "lora_alpha": settings.alpha, "lora_dropout": settings.dropout}
+    return LoraConfig(**own, target_modules=pattern, bias="none")
 
 
 def _settle(family: Family, model: PeftModel, adapter: str, pattern: str, modules: int, where: str) -> None:

@@ -65,15 +65,13 @@ class Mistral3Family(Family):
     def grid(self, size: tuple[int, int]) -> tuple[int, int]:
         """Return the rows and columns of visual tokens of an image of (height, width) pixels."""
         shape, unit = torch.empty(3, *size, device="meta"), (self.unit, self.unit)
-        longest = (self.longest, self.longest)
-        height, width = get_resize_output_image_size(shape, longest, unit, ChannelDimension.FIRST)
+        height, width = get_resize_output_image_size(shape, (self.longest,) * 2, unit, ChannelDimension.FIRST)
         if not height * width:
             raise ValueError(f"an image of {size[0]} x {size[1]} pixels: mistral3 leaves nothing of its shorter side")
         return height // self.unit, width // self.unit
 
     def visual_tokens(self, image_size: tuple[int, int] | None = None, together: int = 1) -> int:
-        rows, columns = self.grid(image_size or self.nominal_image)
-        return rows * columns
+        return math.prod(self.grid(image_size or self.nominal_image))
 
     def picture_text(self, picture: Picture, marker: str, together: int = 1) -> str:
         if isinstance(picture, Video):

@@ -1,8 +1,7 @@
 """Qwen2-VL, Qwen2.5-VL, Qwen3-VL, GLM-4.1V and GLM-4.5V in the transformers 5 format: chat format, tower, memory.
 
-Legend: B batch, N positions, D model width, P patches of all images in the tower's window order, T visual tokens of all
-images, C tower output width (= D here), H heads, d head width, L layers of all grids, n decoder layers that are given
-features of their own.
+Legend: P patches of all images in the tower's window order, T visual tokens of all images, C tower output width (the
+model's), H heads, d head width, L layers of all grids.
 """
 
 from abc import abstractmethod
@@ -248,9 +247,8 @@ def tower_with_statistics(tower: Any, patches: Tensor, grid_I3: Tensor) -> tuple
     received_P = received_attention(query_PHd, key_PHd, options["cu_seqlens"].diff().tolist(), attention.scaling)
     window_index_T = torch.arange(len(made.pooler_output))
     if windows:
-        window_index_T, _ = get_vision_window_index(
-            grid_I3, tower.spatial_merge_size, window_size=tower.window_size, patch_size=tower.patch_size
-        )
+        sizes = {"window_size": tower.window_size, "patch_size": tower.patch_size}
+        window_index_T, _ = get_vision_window_index(grid_I3, tower.spatial_merge_size, **sizes)
     return made, per_token(received_P, window_index_T), per_token(key_PHd, window_index_T).mean(1)
 
 

@@ -1,7 +1,4 @@
-"""Language models without images: any decoder that is built of parts which are understood (``proof``).
-
-Legend: B batch, N positions, D model width.
-"""
+"""Language models without images: any decoder that is built of parts which are understood (``proof``)."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -91,8 +91,7 @@ class TileLayout:
         """Return the rows and columns of patches left of a picture of (height, width) pixels, without newlines."""
         rows, columns = self._grid(size)
         grid = torch.empty(1, rows * self.patches, columns * self.patches, device="meta")
-        high, wide = anyres.unpad_image(grid, tuple(size)).shape[1:]
-        return self._limited(high, wide)
+        return self._limited(*anyres.unpad_image(grid, tuple(size)).shape[1:])
 
     def placeholders(self, size: Sequence[int], cut: bool = True) -> int:
         """Return T of a picture of (height, width) pixels; if it is not ``cut``, its whole and one newline."""

@@ -66,10 +66,9 @@ def ratio_above_cut(share: Fraction, num_layers: int, cut_layer: int) -> Fractio
     """Return the share that layers from ``cut_layer`` on hold, if those below hold all and the average is ``share``."""
     reduced, free = num_layers - cut_layer, share * num_layers - cut_layer
     if reduced <= 0 or free <= 0:
-        raise ValueError(
-            f"no token-only anchor at {float(share):.2%}: the {cut_layer} of {num_layers} layers below the cut "
-            f"hold every token and cost {cut_layer / num_layers:.2%} alone; use stage 'embeds' or a deeper model"
-        )
+        below = f"the {cut_layer} of {num_layers} layers below the cut hold every token"
+        cost = f"cost {cut_layer / num_layers:.2%} alone; use stage 'embeds' or a deeper model"
+        raise ValueError(f"no token-only anchor at {float(share):.2%}: {below} and {cost}")
     return free / reduced
 
 

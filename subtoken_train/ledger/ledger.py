@@ -74,10 +74,8 @@ def nominal_ledger(
             compressed = region in ROUTED_REGIONS and layer >= cut_layer
             count, each, extra, keys, fixed, fill, basis = tokens, kv.entry_bytes(shape), 0, shape.side_bytes, 0, 0, 0
             if compressed:
-                if kept_tokens is None:
-                    count = kv.kept_count(tokens, budget.keep_ratio)
-                else:
-                    count = kept_tokens if isinstance(kept_tokens, int) else kept_tokens[layer]
+                given = kept_tokens if kept_tokens is None or isinstance(kept_tokens, int) else kept_tokens[layer]
+                count = kv.kept_count(tokens, budget.keep_ratio) if given is None else given
                 each = kv.entry_bytes(shape, budget)
                 extra = budget.indexed * kv.index_bytes(budget.num_groups, budget.kept_groups)
                 channels = budget.key_channels

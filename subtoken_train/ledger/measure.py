@@ -99,8 +99,7 @@ def emptied_regions(plan: Plan, regions_BN: Tensor, held_LBN: Sequence[Tensor]) 
     layers_BR = torch.zeros(len(regions_BN), len(codes_R), dtype=torch.long, device=regions_BN.device)
     for layer, held_BN in zip(plan.layers, held_LBN, strict=True):
         had_BR = ((regions_BN[..., None] == codes_R) & held_BN[..., None]).any(1)
-        valid_BN = layer.entries_BN >= 0
-        kept_BN = take_rows(regions_BN, layer.entries_BN.clamp(min=0)).masked_fill(~valid_BN, Region.PADDING)
+        kept_BN = take_rows(regions_BN, layer.entries_BN.clamp(min=0)).masked_fill(layer.entries_BN < 0, Region.PADDING)
         layers_BR += had_BR & ~(kept_BN[..., None] == codes_R).any(1)
     names = [Region(code).label for code in codes_R.tolist()]
     return [{name: n for name, n in zip(names, row, strict=True) if n} for row in layers_BR.tolist()]

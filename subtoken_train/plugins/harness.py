@@ -132,8 +132,7 @@ class Counted:
     def __init__(self, backbone: CompressedBackbone, compression: Compression, protocol: Protocol) -> None:
         self.backbone, self.compression, self.protocol = backbone, compression, protocol
         self.routing = None if backbone.active_routing is None else backbone.active_routing.words
-        self.prompts = 0
-        self.emptied: list[dict[str, int]] = []
+        self.prompts, self.emptied = 0, list[dict[str, int]]()
         self.sums = dict.fromkeys(SUMMED, 0)
 
     def add(self, outcomes: Iterable[Outcome]) -> None:
@@ -206,8 +205,7 @@ class Runner(Generic[PromptT]):
         collate: Callable[[Sequence[PromptT]], Batch],
         length: Callable[[PromptT], int],
     ) -> None:
-        self.model, self.arguments = model, arguments
-        self.collate, self.length = collate, length
+        self.model, self.arguments, self.collate, self.length = model, arguments, collate, length
         self._how: dict[str, Any] = {"compression": model.compression, "protocol": arguments.protocol}
         self.counted = Counted(model.backbone, model.compression, arguments.protocol)
 

@@ -18,7 +18,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simpl
 from tqdm import tqdm
 
 from subtoken_train.datasets.text_batches import context_tokens
-from subtoken_train.errors import MAX_TOKENS
+from subtoken_train.errors import MAX_TOKENS, refuse
 from subtoken_train.families.chat_template import filled_template
 from subtoken_train.families.positions import position_bound
 from subtoken_train.inference.model import SubTokenModel
@@ -52,10 +52,8 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
             raise ValueError(f"{name} sees images, and text tasks have none; use a language model, or lmms-eval")
         self.tokenizer = self.family.tokenizer
         self.runner = Runner[tuple[int, ...]](model, self.arguments, self._collate, len)
-        whole = replace(self.arguments, protocol="query_aware")
-        self.uncompressed = Runner[tuple[int, ...]](
-            SubTokenModel.around(model.backbone), whole, partial(self._collate, whole=True), len
-        )
+        whole, reading = SubTokenModel.around(model.backbone), replace(self.arguments, protocol="query_aware")
+        self.uncompressed = Runner[tuple[int, ...]](whole, reading, partial(self._collate, whole=True), len)
         self._device = self.family.device
         self._say_once = cache(log.warning)
         if (warning := self.runner.counted.warning()) is not None:
@@ -114,12 +112,8 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """Write the turns as one text, in the tokenizer's own chat format."""
-        return filled_template(
-            self.tokenizer,
-            chat_history,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=not add_generation_prompt,
-        )
+        how = {"add_generation_prompt": add_generation_prompt, "continue_final_message": not add_generation_prompt}
+        return filled_template(self.tokenizer, chat_history, **how)
 
     def report(self) -> str:
         """Describe what compression kept, in lines."""
@@ -194,9 +188,8 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
 
     def _fitting(self, ids: list[int], following: int) -> tuple[int, ...]:
         room = self.max_length - following
-        if room < 1:
-            words = f"{following} tokens after a prompt leave no room for it in the model's {self.max_length} positions"
-            raise ValueError(f"{words}; ask for shorter answers (--gen_kwargs max_gen_toks=N)")
+        words = f"{following} tokens after a prompt leave no room for it in the model's {self.max_length} positions"
+        refuse((room < 1, f"{words}; ask for shorter answers (--gen_kwargs max_gen_toks=N)"))
         if len(ids) > room:
             self._say_once(f"prompts are cut to their last tokens to fit the model's {self.max_length} positions")
         return tuple(ids[-room:])

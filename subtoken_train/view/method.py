@@ -1,7 +1,4 @@
-"""Method: what drops something is a frozen dataclass whose fields are its settings, all checked by one rule.
-
-A setting is in the range that its ``setting`` declares, or one of the words of its ``Literal``.
-"""
+"""Method: what drops something is a frozen dataclass whose fields are settings, each of its range or ``Literal``."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import field, fields

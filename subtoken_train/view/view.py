@@ -218,15 +218,12 @@ class View:
     ) -> Tensor:
         """Return the attention that each entry receives from all marked rows, [B, H, N], see ``attention_received``."""
         weight_BN, most = None if weight_BN is None else weight_BN[:, self._first :], self._most(among)
-        asking = self._asking(rows_BN, keys_BN)
-        received_BHK = received(*asking, weight_BN=weight_BN, largest=largest, most=most)
+        received_BHK = received(*self._asking(rows_BN, keys_BN), weight_BN=weight_BN, largest=largest, most=most)
         return received_BHK[..., : self.regions_BN.shape[1]]
 
     def _most(self, among: Rule | int | None) -> int | None:
         """Return how many rows a sample marks at most, by a rule that marks them or more; counted for all layers."""
-        if among is None or isinstance(among, int):
-            return among
-        return max(map(len, self.places(among)))
+        return among if among is None or isinstance(among, int) else max(map(len, self.places(among)))
 
     def places(self, rule: Rule | None = None) -> list[Tensor]:
         """Return where a rule (None: all entries) marks each sample's rows, ascending, int64 [n]; read once a pass."""
@@ -333,10 +330,8 @@ LayerView = TaskView = OnlineView = View
 
 
 def _undeclared(thing: str, need: Need) -> ValueError:
-    return ValueError(
-        f"an eviction reads {thing} of its view and did not ask for it: add {need!r} to the method's needs "
-        "(Eviction.needs)"
-    )
+    words = f"an eviction reads {thing} of its view and did not ask for it"
+    return ValueError(f"{words}: add {need!r} to the method's needs (Eviction.needs)")
 
 
 @dataclass(frozen=True)

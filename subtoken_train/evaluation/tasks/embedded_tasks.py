@@ -135,11 +135,10 @@ def scene_attributes(text: str) -> dict[str, Counter[str]]:
 def attribute_f1(prediction: str, answer: str) -> dict[str, float]:
     """Return each attribute's multiset F1, 1 where neither names any; whose colour it is, ``scene_f1`` says."""
     found, wanted = scene_attributes(prediction), scene_attributes(answer)
-    scores = {}
-    for name in ATTRIBUTES:
-        ours, theirs = found[name].elements(), wanted[name].elements()
-        scores[name] = bag_f1(ours, theirs) if found[name] or wanted[name] else 1.0
-    return scores
+    return {
+        name: bag_f1(own.elements(), wanted[name].elements()) if own or wanted[name] else 1.0
+        for name, own in found.items()
+    }
 
 
 class SceneScore(MeanScores):

@@ -157,10 +157,7 @@ def _object(values: Any, place: str, columns: Sequence[str]) -> FileRow:
 
 
 def read_table(path: Path, columns: Sequence[str], delimiter: str = ",", header: bool = True) -> list[FileRow]:
-    """Read the rows of a CSV or TSV file in UTF-8, ``columns`` and others; all values are text.
-
-    Without ``header`` it has exactly these columns, in order.
-    """
+    """Read a CSV or TSV file in UTF-8 as texts: ``columns`` and others; without ``header`` these alone, in order."""
     text = io.StringIO(benchmark_text(path).removeprefix("\ufeff"))
     reader, rows, line = csv.reader(text, delimiter=delimiter, strict=True), list[FileRow](), 1
     names = [] if header else list(columns)
@@ -310,5 +307,4 @@ def check_samples(task: Task, samples: Sequence[Sample]) -> None:
 def open_some(samples: Sequence[Sample]) -> list[tuple[int, int]]:
     """Open five images, spread over the samples; their widths and heights in pixels."""
     seen = [sample for sample in samples if sample.images]
-    step = max(1, len(seen) // 5)
-    return [media.open_image(media.first_frame(sample.images[0])).size for sample in seen[::step][:5]]
+    return [media.open_image(media.first_frame(each.images[0])).size for each in seen[:: max(1, len(seen) // 5)][:5]]

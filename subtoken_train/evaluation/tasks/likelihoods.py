@@ -94,9 +94,8 @@ class MMLU(Task):
         samples = []
         for subject, rows in self._by_subject("test").items():
             shown = examples.get(subject, [])[: self.num_fewshot]
-            if len(shown) < self.num_fewshot:
-                few = f"{len(shown)} of {self.num_fewshot} examples in dev"
-                raise ValueError(f"task mmlu: subject {subject} has {few}. {self.where}")
+            few = f"{len(shown)} of {self.num_fewshot} examples in dev"
+            refuse((len(shown) < self.num_fewshot, f"task mmlu: subject {subject} has {few}. {self.where}"))
             prefix = self.prefix(subject, shown)
             samples += [
                 Sample(

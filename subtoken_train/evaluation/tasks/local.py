@@ -63,9 +63,8 @@ def listed(value: Paths) -> list[str]:
 def are_placed(texts: Iterable[str], images: int) -> bool:
     """Tell whether texts say where their images stand; as many marks as images, or none."""
     written = sum(picture_marks(text).count(IMAGE_MARK) for text in texts)
-    if written not in (0, images):
-        rule = f"write one for each, and \\{IMAGE_MARK} where it is text"
-        raise ValueError(f"{written} {IMAGE_MARK} in the prompt, {images} images; {rule}")
+    rule = f"write one for each, and \\{IMAGE_MARK} where it is text"
+    refuse((written not in (0, images), f"{written} {IMAGE_MARK} in the prompt, {images} images; {rule}"))
     return written > 0
 
 

@@ -222,8 +222,7 @@ class MathVista(ImageQuestions):
     def reference(self, row: FileRow) -> dict[str, Any]:
         if row.values["answer"] in (None, ""):
             raise self.without_answer(row)
-        names = ("choices", "question_type", "answer_type", "precision", "answer")
-        return {name: row.values[name] for name in names}
+        return {key: row.values[key] for key in ("choices", "question_type", "answer_type", "precision", "answer")}
 
     def own_rows(self, folder: Path) -> list[FileRow] | None:
         path = folder / "testmini.json"

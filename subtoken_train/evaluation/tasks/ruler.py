@@ -87,8 +87,7 @@ def context_end(text: str, task: str) -> int:
 def asked_parts(rest: str, task: str) -> tuple[str, str]:
     """Split what follows a task's context into question and answer prefix; no prefix is a ``ValueError``."""
     place = rest.find(_ANSWERS[family(task)])
-    if place < 0:
-        raise ValueError(f"no answer prefix ({_ANSWERS[family(task)]} ...) after the question of RULER's task {task}")
+    refuse((place < 0, f"no answer prefix ({_ANSWERS[family(task)]} ...) after the question of RULER's task {task}"))
     return rest[:place], rest[place:]
 
 
@@ -124,10 +123,9 @@ class Ruler(LongContext):
         files = [Path(source) / task / "validation.jsonl" for task in self.tasks] if isinstance(source, Path) else []
         if any(path.is_file() for path in files):
             return [sample for path in files for sample in self._read_task(path)]
-        rows = read_split(self, "test", self.columns, config=str(self.length))
         numbers: defaultdict[str, Iterator[int]] = defaultdict(count)
         samples = []
-        for row in rows:
+        for row in read_split(self, "test", self.columns, config=str(self.length)):
             names = ("task", "context", "question", "answer_prefix", "answer")
             task, context, question, prefix, answers = (row.values[name] for name in names)
             number = next(numbers[task])
@@ -140,8 +138,7 @@ class Ruler(LongContext):
         return samples
 
     def _read_task(self, path: Path) -> list[Sample]:
-        task = path.parent.name
-        samples = []
+        task, samples = path.parent.name, list[Sample]()
         for row in read_jsonl(path, ("index", "input", "outputs")):
             text, answers = row.values["input"], row.values["outputs"]
             if not isinstance(text, str) or not isinstance(answers, list) or not answers:

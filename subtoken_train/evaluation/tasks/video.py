@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pandas as pd
 
 from subtoken_train.datasets.image_sources import frames_in, spaced
-from subtoken_train.errors import MAX_COUNT
+from subtoken_train.errors import MAX_COUNT, refuse
 from subtoken_train.evaluation.results import read_samples
 from subtoken_train.evaluation.tasks.files import FileRow, find_file, read_split, read_table, task_folder
 from subtoken_train.evaluation.tasks.task import Sample, Task
@@ -70,8 +70,7 @@ class MMBenchVideo(VideoTask):
     def video_rows(self) -> list[FileRow]:
         rows = read_table(find_file(self, task_folder(self), self.table), self.columns, delimiter="\t")
         for row in rows:
-            if not row.values["index"].isdecimal():
-                raise ValueError(f"{row.place}: index {row.values['index']!r} is not a number")
+            refuse((not row.values["index"].isdecimal(), f"{row.place}: index {row.values['index']!r} is not a number"))
         return rows
 
 
