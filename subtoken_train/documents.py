@@ -112,10 +112,8 @@ def _is_visible(character: str) -> bool:
 
 
 _UNSEEN_KINDS = ("Cc", "Cf", "Cs", "Zs", "Zl", "Zp")
-_UNSEEN = {
-    *"\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0",
-    *map(chr, (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))),
-}
+_SELECTORS = (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))
+_UNSEEN = {*"\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0", *map(chr, _SELECTORS)}
 """Fillers and variation selectors, which have other kinds."""
 
 

@@ -69,8 +69,7 @@ class Subject:
 def comparison(subject: Subject, prompts: Batch, new_tokens: int) -> tuple[list[Side], list[str]]:
     """List all sides, the subject's first, and say why others are missing."""
     family, compression, notes = subject.family, subject.compression, list[str]()
-    ours = PackedSide(subject.name, subject.words, family, prompts, subject.reducer, subject.bank, compression)
-    sides = [ours]
+    sides = [PackedSide(subject.name, subject.words, family, prompts, subject.reducer, subject.bank, compression)]
     if subject.bank is None:
         notes.append("it drops no value group, so it is its own token-only anchor and its own same-tokens cache")
     else:

@@ -166,8 +166,7 @@ def measure_memory(
     sides = memory_sides(subject, draw_prompts(subject.family, parts, 1))
     for name, side in sides.items():
         figures = hold(side, 0)
-        sizes = {"peak_bytes": figures.peak_bytes, "cache": figures.prompt_bytes}
-        found[name] = {"entries": figures.entries, **sizes}
+        found[name] = {"entries": figures.entries, "peak_bytes": figures.peak_bytes, "cache": figures.prompt_bytes}
         side.close()
         progress(len(found), len(sides))
     return {"prompt": {**asdict(parts), "length": parts.length}, "arms": found}
@@ -175,8 +174,7 @@ def measure_memory(
 
 def peak_lines(row: Mapping[str, Any], path: str) -> list[str]:
     """Return the table for people, with the paper's figure where it prints one."""
-    head = ("arm", "entries", "cache GB", "peak GB", "paper")
-    cells = [head]
+    cells = [("arm", "entries", "cache GB", "peak GB", "paper")]
     for name, arm in row["arms"].items():
         paper = PEAK_GB.get(path, {}).get(name)
         cache = arm["cache"]["payload"] + arm["cache"]["index"]

@@ -70,10 +70,8 @@ class EvictionState:
         order_RN = kind_RN.sort(dim=-1, stable=True).indices[:, : int(held_RN.sum(-1).max())]
         row_RM, kept_RM = rows_BN.gather(1, order_RN), held_RN.gather(1, order_RN)
         entries_BM = regions_BM != Region.PADDING
-        code_BM = regions_BM + STAYS * ~competes_BM
-        place_RM, region_RM = (
-            x.repeat_interleave(heads, 0).gather(1, row_RM) for x in (entries_BM.cumsum(-1) - 1, code_BM)
-        )
+        by_sample = entries_BM.cumsum(-1) - 1, regions_BM + STAYS * ~competes_BM
+        place_RM, region_RM = (x.repeat_interleave(heads, 0).gather(1, row_RM) for x in by_sample)
         carried = None
         if carried_BkM is not None:
             by_row = carried_BkM.reshape(len(carried_BkM) * heads, -1, carried_BkM.shape[2])

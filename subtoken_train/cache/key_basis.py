@@ -125,9 +125,8 @@ class BalancedBasis(KeyBasis):
         size_Bhd1 = self.size_Bh1d.float().mT
         turned = self.turn_dd.T @ (size_Bhd1 * moment_Bhdd * size_Bhd1.mT) @ self.turn_dd
         mean = turned.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None].clamp(min=torch.finfo(torch.float32).tiny)
-        eye = torch.eye(turned.shape[-1], device=turned.device)
         # the ridge makes it definite: nothing to check, or wait for
-        flipped = (turned / mean + RIDGE * eye).flip(-1, -2)
+        flipped = (turned / mean + RIDGE * torch.eye(turned.shape[-1], device=turned.device)).flip(-1, -2)
         upper = torch.linalg.cholesky_ex(flipped)[0].flip(-1, -2)
         lower: Tensor = (upper / upper.diagonal(dim1=-2, dim2=-1)[..., None, :]).mT
         return lower

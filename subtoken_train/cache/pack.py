@@ -69,10 +69,9 @@ def plan_marks(plan: LayerPlan, kv_heads: int, width: int, layout: Layout, form:
     """Sort a plan's entries by how they are stored."""
     valid_BM, groups_BMS, shared = plan.entries_BN >= 0, plan.group_mask_BNS, plan.heads_BNh is None
     rows_BM = plan.entries_BN.clamp(min=0) if plan.rows_BN is None else plan.rows_BN
-    times = 1 if shared else kv_heads
 
     def each_head(marks_BM: Tensor) -> Tensor:
-        return marks_BM if shared else marks_BM.repeat_interleave(times, 0)
+        return marks_BM if shared else marks_BM.repeat_interleave(kv_heads, 0)
 
     keep_RM = valid_BM
     if plan.heads_BNh is not None:
@@ -88,9 +87,7 @@ def plan_marks(plan: LayerPlan, kv_heads: int, width: int, layout: Layout, form:
         kinds = [Kind(True, False, keep_RM & ~whole_RM, form), Kind(False, False, keep_RM & whole_RM, form)]
     if plan.cut_keys is not None:
         cut_RM = each_head(plan.cut_keys.entries_BN)
-        kinds = [
-            replace(kind, cut=cut, marks_RM=kind.marks_RM & (cut_RM == cut)) for kind in kinds for cut in (True, False)
-        ]
+        kinds = [replace(x, cut=cut, marks_RM=x.marks_RM & (cut_RM == cut)) for x in kinds for cut in (True, False)]
     if form.run > 1:  # the first entries fill runs, the others stay in the model's dtype
         sorted_kinds, kinds = kinds, []
         for kind in sorted_kinds:
@@ -280,8 +277,7 @@ def _routed_values(
 ) -> RoutedValues:
     (rows, heads, entries, _), per_head = value_RcMd.shape, len(piece_bit) // value_RcMd.shape[1]
     pieces_RPMw = value_RcMd.reshape(rows, heads, entries, per_head, -1).transpose(2, 3).flatten(1, 2)
-    flags_RPM = flags_RSM.index_select(1, piece_bit)
-    stored_n = torch.nonzero_static(flags_RPM.flatten(), size=bounds[-1])[:, 0]
+    stored_n = torch.nonzero_static(flags_RSM.index_select(1, piece_bit).flatten(), size=bounds[-1])[:, 0]
     pieces_nw = pieces_RPMw.flatten(0, 2).index_select(0, stored_n)
     pieces = keys.format.store_pieces(pieces_nw, stored_n, (rows, heads, entries), per_head)
     return with_index(pieces, flags_RSM, piece_bit, keys, bounds)

@@ -257,9 +257,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.blocks = select_samples(self.blocks, samples.tolist(), self.keys.shape[1])
         chosen = (tail.index_select(0, samples.to(tail.device)) for tail in (self.keys, self.values))
         if self.written is not None:  # where a captured step finds them
-            self.keys, self.values = (
-                tail.copy_(own) for tail, own in zip((self.keys, self.values), chosen, strict=True)
-            )
+            self.keys, self.values = (old.copy_(new) for old, new in zip((self.keys, self.values), chosen, strict=True))
             return
         self.keys, self.values = chosen
         if self.tail_start_B is not None:

@@ -196,8 +196,7 @@ def packed_cache(
     check_within("next_position", position, MAX_TOKENS)
     for number, (own, layer, device) in enumerate(zip(record.layers, cache.layers, devices, strict=True)):
         layer.window = shape.windows[number]
-        windowed = layer.window is not None
-        blocks = [reader.block(f"{number}.{i}.", block, windowed) for i, block in enumerate(own.blocks)]
+        blocks = [reader.block(f"{number}.{i}.", block, layer.window is not None) for i, block in enumerate(own.blocks)]
         check_rows(f"layer {number}", blocks, shape.batch, shape.kv_heads)
         fill, basis = reader.fill(f"{number}.fill", own.fill), reader.basis(f"{number}.basis", own.turned)
         like = torch.empty(shape.batch, shape.kv_heads, 0, shape.width, dtype=shape.dtype, device=device)

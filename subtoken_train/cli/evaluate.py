@@ -11,17 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from subtoken_train.cli.command_line import (
-    add_compression_options,
-    add_settings,
-    arm_options,
-    check_counts,
-    check_output,
-    check_unused,
-    flag_name,
-    flagged_arm,
-    hourly_price,
-)
+from subtoken_train.cli import command_line
 from subtoken_train.cli.terminal import counter, quiet_libraries
 from subtoken_train.errors import check_word, plain, refuse, shell_words
 from subtoken_train.outputs import check_place
@@ -50,37 +40,38 @@ On several devices: torchrun --nproc-per-node N -m subtoken_train evaluate --con
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--adapter", action="append", default=[], metavar="DIR|ID", help="adapter: folder or Hub id; repeatable")
-    add_settings(parser, "backbone")
+    command_line.add_settings(parser, "backbone")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--data", metavar="FILE", help="questions (JSON list or JSON lines)")
     what.add_argument("--tasks", metavar="NAME,...", help="benchmarks by name")
     what.add_argument("--config", metavar="FILE", help="a grid: arms x tasks; a file, or a name of recipes/eval")
     what.add_argument("--suite", metavar="NAME", help="a grid that ships with its models: mini")
     add("--image-folder", metavar="DIR", help="--data: where image paths start (default: its folder)")
-    add_compression_options(parser)
+    command_line.add_compression_options(parser)
     add("--batch-size", type=int, help="prompts decoded together (default: 64; grids: 16)")
     add("--max-new-tokens", type=int, help="--data: cap on an answer (default: 64)")
     add("--max-length", type=int, help="prompt tokens (default: 2048; grids: what the model allows)")
     add("--limit", type=int, help="only the first N questions (of each task)")
-    add(
-        "--out", metavar="PATH", help="--data: a JSON file; others: a folder (results/NAME); a second call continues it"
-    )
+    out = "--data: a JSON file; others: a folder (results/NAME); a second call continues it"
+    add("--out", metavar="PATH", help=out)
     add("--data-root", metavar="DIR", help="one folder per task (default: data/benchmarks)")
-    add_settings(parser, "protocol")
+    command_line.add_settings(parser, "protocol")
     add("--anchors", metavar="auto|none", help="matched token-only anchors (default: auto)")
     checked = "show what the grid would run and what is missing; reads no weights and no files"
     add("--check", action="store_true", help=checked)
-    add("--price", type=hourly_price, metavar="P", help="--check: what a GPU costs an hour; the sum is printed")
+    price = "--check: what a GPU costs an hour; the sum is printed"
+    add("--price", type=command_line.hourly_price, metavar="P", help=price)
     add("--device", help="cuda:0, cpu, ...; auto: several GPUs if needed (default: the first GPU, if any)")
 
 
 def run(args: argparse.Namespace) -> int:
-    check_counts(args, "batch_size", "max_new_tokens", "max_length", "limit")
+    command_line.check_counts(args, "batch_size", "max_new_tokens", "max_length", "limit")
     mode = next(name for name in ("data", "tasks", "config", "suite") if getattr(args, name) is not None)
     strangers: list[str] = [*(GRID_ONLY if mode == "data" else FILE_ONLY), *(["check"] if mode == "suite" else [])]
-    check_unused(args, strangers, f"does not apply to --{mode}; leave it out")
+    command_line.check_unused(args, strangers, f"does not apply to --{mode}; leave it out")
     if mode in ("config", "suite"):
-        check_unused(args, map(flag_name, FLAGGED), f"does not apply to --{mode}, whose arms say it; leave it out")
+        words = f"does not apply to --{mode}, whose arms say it; leave it out"
+        command_line.check_unused(args, map(command_line.flag_name, FLAGGED), words)
     refuse((args.price is not None and not args.check, "--price needs --check, which predicts the GPU hours"))
     return _run_grids(args) if args.data is None else _run_file(args)
 
@@ -94,7 +85,7 @@ def _run_file(args: argparse.Namespace) -> int:
         (not Path(args.data).is_file(), f"data file {args.data} does not exist; check the path"),
     )
     adapters = args.adapter or [None]
-    arms = [flagged_arm(args, adapter=adapter) for adapter in adapters]
+    arms = [command_line.flagged_arm(args, adapter=adapter) for adapter in adapters]
     quiet_libraries()
     from subtoken_train.artifact.card import score_rows
     from subtoken_train.benchmarking.comparison import aligned_columns
@@ -163,7 +154,7 @@ def _run_grids(args: argparse.Namespace) -> int:
 
     if args.suite is not None:
         check_word("suite", args.suite, SUITES)
-    check_output(None if args.check else args.out)
+    command_line.check_output(None if args.check else args.out)
     grids = [] if args.suite else _grids(args)  # a mistake in one is said before torch is loaded
     quiet_libraries()
     if args.check:
@@ -215,7 +206,8 @@ def _grids(args: argparse.Namespace) -> list[Grid]:
         return suite(args.suite, out or Path("results") / args.suite, **shared)
     settings = {key: value for key, value in shared.items() if value is not None}
     tasks = tuple(TaskSpec(name.strip()) for name in args.tasks.split(","))
-    arms = tuple(expand_arms({**({"adapter": args.adapter} if args.adapter else {}), **arm_options(args)}, "flag"))
+    adapter = {"adapter": args.adapter} if args.adapter else {}
+    arms = tuple(expand_arms({**adapter, **command_line.arm_options(args)}, "flag"))
     grid = Grid(arms=arms, tasks=tasks, out=out or Path("results"), **settings)
     if out is not None:
         return [grid]

@@ -46,9 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--table", metavar="FILE", help="which table in DIR to use, if it holds several")
     for kind in _KINDS:
         parser.add_argument(f"--{kind}-column", metavar="COLUMN", help=f"the table's column of the {kind}s")
-    parser.add_argument(
-        "--question", metavar="TEXT", help="asked of each picture of captions (default: Describe the picture.)"
-    )
+    asked = "asked of each picture of captions (default: Describe the picture.)"
+    parser.add_argument("--question", metavar="TEXT", help=asked)
     parser.add_argument("--seed", type=int, default=0, help="of the split (default: 0)")
     parser.add_argument("--overwrite", action="store_true", help="rename what an earlier init wrote to NAME.1")
 

@@ -75,9 +75,8 @@ def run_command(name: str, argv: Sequence[str]) -> int:
     module = command_module(name)
     if hasattr(module, "run_raw"):
         if not set(argv) & set(HELP_OPTIONS):
-            refuse(
-                (not argv, f"{name} needs --config RECIPE: see '{PROGRAM} recipes ls' and '{PROGRAM} {name} --help'")
-            )
+            needed = f"{name} needs --config RECIPE: see '{PROGRAM} recipes ls' and '{PROGRAM} {name} --help'"
+            refuse((not argv, needed))
             return int(module.run_raw(list(argv)))
         print(help_of(module, argv))
         return 0

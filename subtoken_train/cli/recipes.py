@@ -13,20 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from subtoken_train import resources
 from subtoken_train.cli.recipe_source import read_recipe, read_source
 from subtoken_train.cli.terminal import quiet_libraries
 from subtoken_train.errors import refuse, shell_words, unknown_name
 from subtoken_train.outputs import check_new, write_whole
-from subtoken_train.resources import (
-    find_recipe,
-    first_comment,
-    is_grid,
-    recipe_files,
-    recipe_text,
-    resource,
-    shipped_recipe,
-    with_schema,
-)
 
 if TYPE_CHECKING:
     from subtoken_train.cli.recipe import RecipeCLI
@@ -68,10 +59,10 @@ _NAMES, _PLACE = "a recipe's file, or a shipped recipe's name", "file or folder 
 
 def run(args: Namespace) -> int:
     if args.action == "ls":
-        lines = {
-            name: f"{'grid · ' if is_grid(recipe_text(path)) else ''}{first_comment(path)}"
-            for name, path in recipe_files().items()
-        }
+        lines = {}
+        for name, path in resources.recipe_files().items():
+            kind = "grid · " if resources.is_grid(resources.recipe_text(path)) else ""
+            lines[name] = f"{kind}{resources.first_comment(path)}"
         chosen = [name for name in lines if all(word.lower() in f"{name} {lines[name]}".lower() for word in args.word)]
         missing = f"no recipe has {' and '.join(args.word)} in its name or first line; 'recipes ls' lists all"
         refuse((not chosen, missing))
@@ -81,20 +72,22 @@ def run(args: Namespace) -> int:
             print(f"{folder}/", *rows, sep="\n")
         return 0
     if args.action == "schema":
-        print(resource(f"recipes/{'grid' if args.grid else 'recipe'}.schema.json").read_text(encoding="utf-8"), end="")
+        schema = resources.resource(f"recipes/{'grid' if args.grid else 'recipe'}.schema.json")
+        print(schema.read_text(encoding="utf-8"), end="")
         return 0
-    source = find_recipe(args.name) if args.action == "anchor" else shipped_recipe(args.name)
+    anchors = args.action == "anchor"
+    source = resources.find_recipe(args.name) if anchors else resources.shipped_recipe(args.name)
     if source is None:
-        raise unknown_name("recipe", args.name, [path.stem for path in recipe_files().values()])
+        raise unknown_name("recipe", args.name, [path.stem for path in resources.recipe_files().values()])
     if args.action == "show":
-        print(recipe_text(source), end="", flush=True)
+        print(resources.recipe_text(source), end="", flush=True)
         return 0
-    name = f"{source.stem}{SUFFIX}.yaml" if args.action == "anchor" else source.name
+    name = f"{source.stem}{SUFFIX}.yaml" if anchors else source.name
     target = args.destination / name if args.destination.is_dir() else args.destination
     check_new([target], args.overwrite)
     if args.action == "copy" and not target.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(target))
-    text = anchor_text(source, target) if args.action == "anchor" else with_schema(recipe_text(source))
+    text = anchor_text(source, target) if anchors else resources.with_schema(resources.recipe_text(source))
     write_whole(target, text, args.overwrite)
     print(f"wrote {target}")
     return 0

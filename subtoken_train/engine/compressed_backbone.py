@@ -219,8 +219,7 @@ class CompressedBackbone(nn.Module):
         gated = self.bank is not None and self.bank.gated
         if not self.splits or (reducer is None and self.active_routing is None and not gated):
             return
-        any_context = bool(in_compressed_region(run.rows.regions_BM).any())
-        if not any_context and bool((batch.labels_BN == IGNORE_INDEX).all()):
+        if not in_compressed_region(run.rows.regions_BM).any() and bool((batch.labels_BN == IGNORE_INDEX).all()):
             return  # prompts too short to have a context; what is trained still runs every router
         run.state = self._routing_state(run, deferred=True)
         spared_BM, asks_BM = take_rows(run.protected, run.rows.index_BM), question_rows(batch, run.rows)

@@ -159,8 +159,7 @@ class PromptPass:
     def plan(self, keep: list[Tensor] | None = None) -> Plan:
         """Plan the entries and value groups that every layer's cache holds after this pass."""
         masks, held = self.groups(), self.layer_rows()
-        kept = self.entries() if keep is None else keep
-        layers = layer_plans(kept, masks, [rows.index_BM for rows, _ in held])
+        layers = layer_plans(self.entries() if keep is None else keep, masks, [rows.index_BM for rows, _ in held])
         stored = self.routing is not None and self.routing.token_budget.stores_fill
         for layer, kept_layer in enumerate(layers):
             kept_layer.filled = stored and layer in masks

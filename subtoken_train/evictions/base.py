@@ -146,8 +146,7 @@ class Wrapper(Eviction):
     def __post_init__(self) -> None:
         super().__post_init__()
         base, kind = self.base, type(self)
-        if base.reads:
-            raise ValueError(f"{base.name} keeps every entry and reads some, so {kind.name} has nothing to choose")
+        refuse((base.reads, f"{base.name} keeps every entry and reads some, so {kind.name} has nothing to choose"))
         if type(base).keep is not Eviction.keep:
             raise ValueError(f"{base.name} decides itself what stays, so {kind.name} cannot go around it")
         own = {"name": f"{kind.name}({base.name})", "needs": kind.needs | base.needs}

@@ -149,8 +149,7 @@ class SimLayerKV(Eviction):
 
     def score(self, view: View) -> Scores:
         sinks_BN = view.entries_BN & (view.entries_BN.cumsum(-1) <= self.sinks)
-        recent_BN = last_marked(view.entries_BN & view.in_scope_BN, window_length(view, self.recent))
-        held_BN = sinks_BN | recent_BN
+        held_BN = sinks_BN | last_marked(view.entries_BN & view.in_scope_BN, window_length(view, self.recent))
         index_BW = view.last_rows(self.rows)
         let_go_BN = view.entries_BN & view.in_scope_BN & ~held_BN
         paid_B = (view.rows(index_BW).mean(1) * let_go_BN[:, None]).sum((1, 2))

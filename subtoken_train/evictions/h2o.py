@@ -189,8 +189,7 @@ class LayerShares(NumberTable):
         keep_B = keep_B.double().cpu()
         above_B = torch.searchsorted(keep_R, keep_B).clamp(1, len(keep_R) - 1)
         low_B, high_B = keep_R[above_B - 1], keep_R[above_B]
-        part_B1 = ((keep_B - low_B) / (high_B - low_B))[:, None]
-        return torch.lerp(share_RL[above_B - 1], share_RL[above_B], part_B1).T
+        return torch.lerp(share_RL[above_B - 1], share_RL[above_B], ((keep_B - low_B) / (high_B - low_B))[:, None]).T
 
 
 @dataclass(frozen=True)

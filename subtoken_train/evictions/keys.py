@@ -152,10 +152,8 @@ class LagKV(Eviction):
             late_n = (place_n - self.sinks) / max(length - self.sinks, 1)
             return late_n.clamp(min=0).expand(kv_heads, -1), place_n < self.sinks
         body = slice(self.sinks, self.sinks + partitions * self.lag)
-        of_key, of_value = (
-            lag_spread(each[:, body].reshape(kv_heads, partitions, self.lag, -1)).softmax(-1)
-            for each in (key_hnd, value_hnd)
-        )
+        cut = (each[:, body].reshape(kv_heads, partitions, self.lag, -1) for each in (key_hnd, value_hnd))
+        of_key, of_value = (lag_spread(each).softmax(-1) for each in cut)
         scores_hPW = (of_key + of_value) / 2
         if not self.cross_scoring:
             scores_hPW = scores_hPW.argsort(dim=-1, stable=True).argsort(dim=-1) / self.lag
@@ -199,9 +197,8 @@ class CUR(Eviction):
 
     def score(self, view: View) -> Scores:
         place_BN = view.entries_BN.cumsum(-1) - 1
-        key_BhN, value_BhN = (
-            leverage(states, view.entries_BN, place_BN, self.local) for states in (view.key_BhNd, view.value_BhNd)
-        )
+        states = view.key_BhNd, view.value_BhNd
+        key_BhN, value_BhN = (leverage(each, view.entries_BN, place_BN, self.local) for each in states)
         joined = {"product": key_BhN * value_BhN, "mean": (key_BhN + value_BhN) / 2, "key": key_BhN, "value": value_BhN}
         scores_BhN = joined[self.leverage]
         share_BhN = scores_BhN / scores_BhN.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
@@ -291,8 +288,7 @@ class Compactor(Eviction):
             own_hnd = key_BhNd[sample].index_select(1, rows_n)
             leverage_BhN[sample][:, rows_n] = standardised(leverage_scores(own_hnd, sketch_hdk))
             attention_BhN[sample][:, rows_n] = standardised(self._attention(view, sample, rows_n))
-        always_BN = view.entries_BN & ~self._inner(view.regions_BN)
-        found = Scores(attention_BhN, always_BN, notes={"leverage": leverage_BhN})
+        found = Scores(attention_BhN, view.entries_BN & ~self._inner(view.regions_BN), notes={"leverage": leverage_BhN})
         return found if self.blending is None else _blended(found, self.blending)
 
     def _inner(self, regions_BN: Tensor) -> Tensor:
@@ -308,9 +304,8 @@ class Compactor(Eviction):
         return _blended(scores, removed_B.clamp(min=0)[:, None, None])
 
     def _attention(self, view: View, sample: int, rows_n: Tensor) -> Tensor:
-        query_Hnd, key_hnd, value_hnd = (
-            each[sample].index_select(1, rows_n).float() for each in (view.query_BHNd, view.key_BhNd, view.value_BhNd)
-        )
+        states = view.query_BHNd, view.key_BhNd, view.value_BhNd
+        query_Hnd, key_hnd, value_hnd = (each[sample].index_select(1, rows_n).float() for each in states)
         sums_Hn = chunk_attention_sums(query_Hnd, key_hnd, self.chunk, self.masked)
         scores_hn = over_groups(sums_Hn[None], len(key_hnd))[0] * value_hnd.norm(dim=-1)
         return F.avg_pool1d(scores_hn[None], NEIGHBOURS, stride=1, padding=NEIGHBOURS // 2)[0]

@@ -205,8 +205,7 @@ class TokenScorers(CalibratedNumbers):
 
     def check_width(self, hidden_size: int) -> None:
         found = f"kvzap's file has nets that read {self.width:,} numbers of a token, and the backbone's layers have"
-        instead = "make its own: subtoken-train calibrate kvzap"
-        refuse((self.width != hidden_size, f"{found} {hidden_size:,}; {instead}"))
+        refuse((self.width != hidden_size, f"{found} {hidden_size:,}; make its own: subtoken-train calibrate kvzap"))
 
     def words(self) -> str:
         net = f"{self.width} to {self.heads}" if not self.hidden else f"{self.width} to {self.hidden} to {self.heads}"
@@ -392,8 +391,7 @@ class KVCompose(Eviction):
         among = None if self.task == "causal" else task_rows
         rows_BN = view.entries_BN if among is None else among(view.regions_BN)
         norm_BhN = view.value_norms() if self.value_norm else None
-        received_BHN = view.received(rows_BN, largest=True, among=among)
-        scores_BhN = head_scores(received_BHN, view.key_BhNd.shape[1], norm_BhN)
+        scores_BhN = head_scores(view.received(rows_BN, largest=True, among=among), view.key_BhNd.shape[1], norm_BhN)
         mean = view.head_mean(scores_BhN)
         return Scores(scores_BhN + mean if self.composite else mean, torch.zeros_like(view.entries_BN))
 
@@ -418,21 +416,17 @@ class KVCompose(Eviction):
             return candidates.budget_LB
         found = [each.scores_BhN for each in scores]
         if not self.structured:
-            return budgets.pooled_head_counts(
-                found, candidates, self.lower_bound, self._total(candidates, found[0].shape[1])
-            )
+            total_B = self._total(candidates, found[0].shape[1])
+            return budgets.pooled_head_counts(found, candidates, self.lower_bound, total_B)
         heads = candidates.heads  # of a composite token, which are rows of the batch while tokens are decoded
-        found = [
-            each.view(-1, heads * each.shape[1], each.shape[2]) for each in budgets.score_curves(found, candidates)
-        ]
+        found = [x.view(-1, heads * x.shape[1], x.shape[2]) for x in budgets.score_curves(found, candidates)]
         curve_BLN = budgets.aligned([each.mean(1, keepdim=True) for each in found])
         if self.kvpress:
             first_BN = curve_BLN.amax(1).masked_fill(curve_BLN[:, 0].isneginf(), -torch.inf)
             curve_BLN = torch.cat([first_BN[:, None], curve_BLN[:, 1:]], 1)
-        count_LB = budgets.pooled_counts(curve_BLN, self._total(candidates), self.lower_bound).T.repeat_interleave(
-            heads, 1
-        )
-        return torch.maximum(count_LB, competing_counts(candidates).clamp(max=min(1, self.lower_bound)))
+        count_BL = budgets.pooled_counts(curve_BLN, self._total(candidates), self.lower_bound)
+        least_LB = competing_counts(candidates).clamp(max=min(1, self.lower_bound))
+        return torch.maximum(count_BL.T.repeat_interleave(heads, 1), least_LB)
 
     def _total(self, candidates: Candidates, heads: int = 1) -> Tensor:
         if not self.exact_total or candidates.exact_LB is None:

@@ -171,8 +171,7 @@ class QFilter(Eviction):
             gram_BHdd, sum_BHd = query_moments(view.query_BHNd, view.entries_BN)
             direction_Bhd = directions(gram_BHdd, sum_BHd, key_BhNd.shape[1]).to(key_BhNd)
         else:
-            direction_hd = self.numbers_of(view.layer, key_BhNd.device, "direction")
-            direction_Bhd = direction_hd.expand(len(key_BhNd), -1, -1)
+            direction_Bhd = self.numbers_of(view.layer, key_BhNd.device, "direction").expand(len(key_BhNd), -1, -1)
         return Scores((key_BhNd * direction_Bhd[:, :, None]).sum(-1), torch.zeros_like(view.entries_BN))
 
 
@@ -364,8 +363,7 @@ class TriAttention(Eviction):
     def at_budget(self, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
         count_B, window = layer_count(count_Bh), self.window
         last_B = torch.full_like(count_B, window) if isinstance(window, int) else share_of(count_B, window)
-        protected = protect_last(scores, scores.notes["entries"], last_B)
-        return fitting(window, protected, competes_BN, count_Bh)
+        return fitting(window, protect_last(scores, scores.notes["entries"], last_B), competes_BN, count_Bh)
 
 
 def grouped_products(query_BHnd: Tensor, key_BhNd: Tensor) -> Tensor:

@@ -134,8 +134,7 @@ def original_pyramid(budget_LB: Tensor, entries_LB: Tensor, window_LB: Tensor, b
     most_LB = torch.minimum(2 * base_LB - base_LB // beta, before_LB)
     step_LB = 2 * (most_LB - base_LB) // max(layers - 1, 1)
     count_LB = most_LB - torch.arange(layers)[:, None] * step_LB + window_LB
-    flat_LB = (base_LB <= 0) | (entries_LB < 2 * base_LB)
-    return budget_LB if layers == 1 else torch.where(flat_LB, budget_LB, count_LB)
+    return budget_LB if layers == 1 else torch.where((base_LB <= 0) | (entries_LB < 2 * base_LB), budget_LB, count_LB)
 
 
 def kvpress_pyramid(budget_LB: Tensor, entries_LB: Tensor, window_LB: Tensor, beta: int) -> Tensor:
@@ -204,8 +203,7 @@ class CAKE(Windowed):
         preference_B = entropy_B.clamp(min=tiny).log() / self.tau1
         preference_B = preference_B + variance_BHN.sum((1, 2)).clamp(min=tiny).log() / self.tau2
         if view.carried is not None:  # the prompt's, which all entries of the last look have: the oldest is one
-            oldest_B11 = view.entries_BN.int().argmax(-1)[:, None, None]
-            preference_B = view.carried.gather(2, oldest_B11)[:, 0, 0]
+            preference_B = view.carried.gather(2, view.entries_BN.int().argmax(-1)[:, None, None])[:, 0, 0]
         kv_heads = view.key_BhNd.shape[1]
         carried_BhN = preference_B[:, None, None].expand(-1, kv_heads, view.entries_BN.shape[1])
         return Scores(observers.over_groups(pooled_BHN, kv_heads), window_BN, preference_B, carried=carried_BhN)
@@ -338,9 +336,8 @@ class RKV(Windowed):
     def score(self, view: View) -> Scores:
         window_BN, index_BW = observers.window_rows(view, self.window)
         before_BN = view.entries_BN & ~window_BN
-        important_BhN = observers.neighbours_pooled(
-            window_attention(view, index_BW, before_BN), before_BN, self.kernel, "max"
-        )
+        paid_BhN = window_attention(view, index_BW, before_BN)
+        important_BhN = observers.neighbours_pooled(paid_BhN, before_BN, self.kernel, "max")
         repeated_BhN = redundancy(view.key_BhNd, view.entries_BN, self.alike)
         return Scores(self.importance * important_BhN - (1 - self.importance) * repeated_BhN, window_BN)
 

@@ -139,8 +139,7 @@ class Older:
         """Count in one layer."""
         safe_BN = competes_BN & (recent_BN | scores.protected_BN)
         older_BN, heads = competes_BN & ~safe_BN, kept_BhN.shape[1]
-        kept = (kept_BhN & older_BN[:, None]).sum((1, 2))
-        return cls(older_BN.sum(-1) * heads, kept, safe_BN.sum(-1) * heads)
+        return cls(older_BN.sum(-1) * heads, (kept_BhN & older_BN[:, None]).sum((1, 2)), safe_BN.sum(-1) * heads)
 
     def __add__(self, other: "Older") -> "Older":
         return Older(self.among + other.among, self.kept + other.kept, self.safe + other.safe)

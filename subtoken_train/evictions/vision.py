@@ -159,9 +159,7 @@ class VLCache(Eviction):
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         if self.budgets == "uniform":
             return candidates.budget_LB
-        weight_LB = claims(scores)
-        if self.budgets == "pyramid":
-            weight_LB = pyramid_weights(weight_LB)
+        weight_LB = pyramid_weights(claims(scores)) if self.budgets == "pyramid" else claims(scores)
         return divided(weight_LB * candidates.budget_LB, candidates, self.least)
 
     def at_budget(self, scores: Scores, competes_BN: Tensor, count_Bh: Tensor) -> Scores:
@@ -174,8 +172,7 @@ def post_vision_statistics(blocks: Iterable[Any], entries_BN: Tensor, threshold:
     visible_BN = entries_BN.cumsum(-1)
     sums_BHN = passed_BH = seen_B = torch.zeros((), device=entries_BN.device)
     for index_BW, probability_BHWN in blocks:
-        largest_BHW1 = probability_BHWN.amax(-1, keepdim=True)
-        passes_BHWN = (probability_BHWN >= threshold * largest_BHW1) & (probability_BHWN > 0)
+        passes_BHWN = (probability_BHWN >= threshold * probability_BHWN.amax(-1, keepdim=True)) & (probability_BHWN > 0)
         sums_BHN = sums_BHN + probability_BHWN.sum(2)
         passed_BH = passed_BH + passes_BHWN.sum((2, 3))
         seen_B = seen_B + (visible_BN.gather(1, index_BW.clamp(min=0)) * (index_BW >= 0)).sum(-1)
@@ -245,13 +242,9 @@ class TGVKV(Eviction):
             assert from_vision_BN is not None
             text_score_BN, visual_score_BN = from_text_BN, from_vision_BN
         else:
-            window_BN = last_marked(view.entries_BN, self.window_size)
-            rows_BN = window_BN if self.importance == "window" else view.entries_BN
+            rows_BN = last_marked(view.entries_BN, self.window_size) if self.importance == "window" else view.entries_BN
             text_score_BN = visual_score_BN = view.received(rows_BN).mean(1)
-        notes = {
-            "text": text_score_BN.masked_fill(~text_BN, 0.0),
-            "visual": visual_score_BN.masked_fill(~visual_BN, 0.0),
-        }
+        notes = {"text": text_score_BN.masked_fill(~text_BN, 0), "visual": visual_score_BN.masked_fill(~visual_BN, 0)}
         order_BN = retention_order(notes["text"], notes["visual"], text_BN, visual_BN, self.first)
         layer_B = summed_BN.masked_fill(~columns_BN, 0.0).sum(-1)
         return Scores(order_BN[:, None], torch.zeros_like(text_BN), layer_B, notes)
@@ -279,8 +272,7 @@ def released_scores(view: View) -> Scores:
     before_BN, visual_BN = (view.entries_BN & part_BN & going_on_BN for part_BN in (~started_BN, started_BN))
     rows_BN = task_rows(view.regions_BN)
     from_text_BN = view.received(rows_BN, among=task_rows).mean(1)
-    weight_BN = text_weights(from_text_BN, rows_BN)
-    visual_score_BN = view.received(rows_BN, weight_BN=weight_BN, among=task_rows).mean(1)
+    visual_score_BN = view.received(rows_BN, weight_BN=text_weights(from_text_BN, rows_BN), among=task_rows).mean(1)
     text_score_BN = torch.where(before_BN, view.received(view.entries_BN).mean(1), from_text_BN) + TEXT_BONUS
     scores_BN = torch.where(view.entries_BN & ~visual_BN, text_score_BN, visual_score_BN.masked_fill(~visual_BN, 0.0))
     vision_B = from_text_BN.masked_fill(~visual_BN, 0.0).sum(-1)
@@ -298,8 +290,7 @@ def retention_order(
     text_score_BN: Tensor, visual_score_BN: Tensor, text_BN: Tensor, visual_BN: Tensor, first: First = "text"
 ) -> Tensor:
     """Return each entry's negative rank, [B, N]: one kind by score, then the other (TPR); ties to the lower index."""
-    scores_BN = torch.where(text_BN, text_score_BN, visual_score_BN)
-    order_BN = scores_BN.sort(dim=-1, descending=True, stable=True).indices
+    order_BN = torch.where(text_BN, text_score_BN, visual_score_BN).sort(dim=-1, descending=True, stable=True).indices
     text, vision = {"text": (2, 1), "vision": (1, 2), "score": (1, 1)}[first]
     class_BN = (text * text_BN.int() + vision * visual_BN.int()).gather(-1, order_BN)  # padding last
     order_BN = order_BN.gather(-1, class_BN.sort(dim=-1, descending=True, stable=True).indices)

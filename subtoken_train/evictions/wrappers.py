@@ -15,15 +15,8 @@ from torch.nn import functional as F
 
 from subtoken_train.calibrations import CalibratedNumbers
 from subtoken_train.errors import check_range, refuse
+from subtoken_train.evictions import budgets
 from subtoken_train.evictions.base import Eviction, Wrapper, check_fitting, keep_best_entries
-from subtoken_train.evictions.budgets import (
-    competing_counts,
-    divide_budget,
-    divided,
-    pooled_counts,
-    pooled_head_counts,
-    protected_first,
-)
 from subtoken_train.evictions.snapkv import HeadScores
 from subtoken_train.ledger.kv_budget import exact
 from subtoken_train.typed import checked
@@ -69,7 +62,8 @@ class PerLayer(Wrapper):
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         weight_LB = torch.tensor(self.shares, dtype=torch.float64)[:, None] * candidates.budget_LB.cpu()
-        return self.base.counts(scores, replace(candidates, budget_LB=divided(weight_LB, candidates), exact_LB=None))
+        budget_LB = budgets.divided(weight_LB, candidates)
+        return self.base.counts(scores, replace(candidates, budget_LB=budget_LB, exact_LB=None))
 
 
 @dataclass(frozen=True)
@@ -107,9 +101,10 @@ class LearnedBudgets(Wrapper):
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         weight_LBh = torch.stack([each.notes[SHARE] for each in scores])
         layers, batch, heads = weight_LBh.shape
-        most_TB = competing_counts(candidates).repeat_interleave(heads, 0)
+        most_TB = budgets.competing_counts(candidates).repeat_interleave(heads, 0)
         weight_TB, total_B = weight_LBh.mT.reshape(most_TB.shape), candidates.budget_LB.sum(0) * heads
-        return divide_budget(weight_TB, total_B, torch.ones_like(most_TB), most_TB).view(layers, heads, batch).mT
+        count_TB = budgets.divide_budget(weight_TB, total_B, torch.ones_like(most_TB), most_TB)
+        return count_TB.view(layers, heads, batch).mT
 
 
 def check_sets_of_heads(name: str, base: Eviction) -> None:
@@ -135,12 +130,11 @@ class Pooled(Wrapper):
 
     def counts(self, scores: list[Scores], candidates: Candidates) -> Tensor:
         base = self.base.counts(scores, candidates)
-        layers = zip(scores, candidates.competes_LBN, base, strict=True)
-        best_L = [self.inside[-1].at_budget(*layer) for layer in layers]
+        best_L = [self.inside[-1].at_budget(*each) for each in zip(scores, candidates.competes_LBN, base, strict=True)]
         check_fitting(self, best_L)
-        found = list(map(protected_first, best_L))
+        found = list(map(budgets.protected_first, best_L))
         each_LB = base.sum(-1) if base.dim() == 3 else base * found[0].shape[1]
-        return pooled_head_counts(found, candidates, 1, each_LB.sum(0))
+        return budgets.pooled_head_counts(found, candidates, 1, each_LB.sum(0))
 
 
 @dataclass(frozen=True)
@@ -181,10 +175,8 @@ def chunk_ranks(scores_BhN: Tensor, competes_BN: Tensor, protected_BN: Tensor, l
     packed_BN = competes_BN.int().sort(dim=-1, descending=True, stable=True).indices
     free_BN = (competes_BN & ~protected_BN).gather(-1, packed_BN)
     score_BN = score_BN.gather(-1, packed_BN)
-    missing = -rows % length
-    sums_BC, count_BC = (
-        F.pad(each, (0, missing)).view(batch, -1, length).sum(-1) for each in (score_BN * free_BN, free_BN.int())
-    )
+    summed = score_BN * free_BN, free_BN.int()
+    sums_BC, count_BC = (F.pad(each, (0, -rows % length)).view(batch, -1, length).sum(-1) for each in summed)
     mean_BC = torch.where(count_BC > 0, sums_BC / count_BC.clamp(min=1), -torch.inf)
     rank_BC = mean_BC.sort(dim=-1, descending=True, stable=True).indices.argsort(dim=-1)
     rank_BN = rank_BC.repeat_interleave(length, -1)[:, :rows].masked_fill(~competes_BN.gather(-1, packed_BN), rows)
@@ -317,10 +309,10 @@ class Ada(Wrapper):
         if self.safeguard == "floor":
             return won_LBh
         won_hT, always_T = won_LBh.flatten(0, 1).T, torch.cat(always)  # columns of all layers and samples
-        total_T, entries_hT = won_hT.sum(0), competing_counts(candidates).flatten().expand(heads, -1)
+        total_T, entries_hT = won_hT.sum(0), budgets.competing_counts(candidates).flatten().expand(heads, -1)
         share_hT = (1 - self.alpha) * won_hT.cpu().double() + self.alpha * total_T.cpu().double() / heads
         least_hT = torch.minimum(always_T.clamp(min=1), total_T // heads).expand(heads, -1)
-        return divide_budget(share_hT, total_T, least_hT, entries_hT).T.to(won_hT.device).reshape(won_LBh.shape)
+        return budgets.divide_budget(share_hT, total_T, least_hT, entries_hT).T.to(won_hT.device).reshape(won_LBh.shape)
 
 
 def pair_counts(
@@ -337,4 +329,4 @@ def pair_counts(
     first_BhN = keep_best_entries(scores_BhN, competes_BN, protected_BN, floor_B, known=known)
     limits = torch.finfo(torch.float32)
     rank_BhN = scores_BhN.float().clamp(limits.min, limits.max).masked_fill(first_BhN, torch.inf)
-    return pooled_counts(rank_BhN.masked_fill(~competes_BN[:, None], -torch.inf), total_B, 0)
+    return budgets.pooled_counts(rank_BhN.masked_fill(~competes_BN[:, None], -torch.inf), total_B, 0)

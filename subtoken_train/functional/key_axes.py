@@ -66,8 +66,7 @@ def turn_of(
     """Return the basis of a layer whose marked keys are cut, and the channels that stay in it, bool [B, h, d]."""
     with torch.autocast(key_BhNd.device.type, enabled=False):  # in fp32 alone is the basis orthogonal
         centre_Bh1d, covariance_Bhdd = key_spread(key_BhNd, rows_BM, cut_BhM)
-        few_Bh1 = cut_BhM.sum(-1, keepdim=True) <= kept
-        axes_Bhdd = principal_axes(covariance_Bhdd, length_Bhd.masked_fill(few_Bh1, 1))
+        axes_Bhdd = principal_axes(covariance_Bhdd, length_Bhd.masked_fill(cut_BhM.sum(-1, keepdim=True) <= kept, 1))
         mirrors_Bhdr, joint_Bhrr, channels_Bhd = mirrors_of(axes_Bhdd, kept)
     return KeyTurn(centre_Bh1d.half(), mirrors_Bhdr, joint_Bhrr), channels_Bhd
 

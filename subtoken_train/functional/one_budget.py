@@ -77,9 +77,8 @@ def _spent(
 ) -> tuple[Tensor, Tensor]:
     pools, size, number = groups_RMs.shape
     order_RMs = groups_RMs.float().sort(dim=-1, descending=True, stable=True).indices
-    density_RMi, offered_RMi, first_RM = _offers(
-        key_RM, groups_RMs.gather(-1, order_RMs), competes_RM, always_RM, costs
-    )
+    sorted_RMs = groups_RMs.gather(-1, order_RMs)
+    density_RMi, offered_RMi, first_RM = _offers(key_RM, sorted_RMs, competes_RM, always_RM, costs)
     cost_RMi = torch.full_like(density_RMi, costs.group, dtype=torch.long)
     cost_RMi[..., 0] = costs.key + first_RM * costs.group
     order = density_RMi.masked_fill(~offered_RMi, -1.0).flatten(1).sort(dim=-1, descending=True, stable=True).indices

@@ -162,11 +162,9 @@ def _content(text: str, path: Path) -> dict[str, Any]:
 def _check_made_by(record: CacheHeader, backbone: CompressedBackbone, compression: Compression) -> None:
     contexts, frames = len(record.contexts), len(record.frames)
     model, dtype, *ours = made_by(backbone, compression)
+    uneven = f"it has {contexts} contexts and {frames} frames of questions"
     other = f"the cache is in {shown(record.dtype)} and the model in {dtype}; load the model in the cache's dtype"
-    refuse(
-        (not contexts or frames != contexts, f"it has {contexts} contexts and {frames} frames of questions"),
-        (record.dtype != dtype, other),
-    )
+    refuse((not contexts or frames != contexts, uneven), (record.dtype != dtype, other))
     check_same_model(record.model, model)
     settings = {"token reducer": (record.reducer, ours[0]), "compression": (record.compression, ours[1])}
     for what, (theirs, here) in settings.items():

@@ -93,10 +93,8 @@ class Compression:
             found = own if threshold.record is None else threshold.record.numbers.eviction
             both = f"eviction_keep is a threshold or an amount ({keep:g} {self.unit}), and both are given; leave one"
             of = f"the threshold {threshold.value:g} was found for eviction {shown(found)}, and this is {shown(own)}"
-            refuse(
-                (keep != 1 or not fraction, both),
-                (found != own, f"{of}; make its own: subtoken-train calibrate threshold"),
-            )
+            instead = "make its own: subtoken-train calibrate threshold"
+            refuse((keep != 1 or not fraction, both), (found != own, f"{of}; {instead}"))
             threshold.check(self.eviction)
 
     @property

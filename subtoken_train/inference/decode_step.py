@@ -278,7 +278,5 @@ def _weights(family: Family) -> Hashable:
     read = family.decoder, family.model.get_input_embeddings(), family.model.get_output_embeddings()
     states = {each.data_ptr(): each.dtype for part in read for each in chain(part.parameters(), part.buffers())}
     layers = [each for each in family.decoder.modules() if isinstance(each, BaseTunerLayer)]
-    lora = (
-        (*each.active_adapters, each.disable_adapters, each.merged, str(vars(each).get("scaling"))) for each in layers
-    )
+    lora = ((*x.active_adapters, x.disable_adapters, x.merged, str(vars(x).get("scaling"))) for x in layers)
     return tuple(states.items()), tuple(lora), family.decoder.config._attn_implementation

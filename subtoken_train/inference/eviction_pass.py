@@ -211,9 +211,8 @@ class EvictionPass:
         if self.compression.unit != "bytes" or all(mask is None for mask in masks):
             return choose(None)
         cuts = [self.compression.cuts_keys(x) for x in regions]
-        bytes_of = partial(
-            prompt_bytes, masks=masks, cuts_LBM=cuts, budget=self._stored(), shape=self.shape, layout=layout
-        )
+        stored = self._stored()
+        bytes_of = partial(prompt_bytes, masks=masks, cuts_LBM=cuts, budget=stored, shape=self.shape, layout=layout)
         allowed = self.compression.keep * len(order) / self.shape.num_layers
         return largest_choice(choose, bytes_of, budget.amax(0), allowed)
 

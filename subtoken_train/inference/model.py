@@ -418,10 +418,8 @@ class SubTokenModel:
             late = "says how to read a context; give it with the context, or leave it out"
             refuse(*((there, f"{name} {late}") for name, there in given.items()))
         else:
-            contexts = asked_of(family, context, asked)
-            ready = context_batches(
-                self.backbone, self.compression, contexts, raw, system, chat_template_kwargs=chat_template_kwargs
-            )
+            how = self.backbone, self.compression, asked_of(family, context, asked), raw, system
+            ready = context_batches(*how, chat_template_kwargs=chat_template_kwargs)
         with serving(family):
             if context is not None:
                 self._context = None  # its memory is free before the next one is read

@@ -187,10 +187,8 @@ def pack_whole(result: PromptPass, eviction: EvictionPass | None, packer: LayerP
     plan = result.plan(kept_LBhM)
     counts, fills = packer.counts(plan.layers), result.fills()
     for layer, (rows, regions_BM) in enumerate(result.layer_rows()):
-        entries_BM = regions_BM != Region.PADDING
-        packer.pack(
-            layer, plan.layers[layer], kept_LBhM[layer], entries_BM, rows.position, counts[layer], fills.get(layer)
-        )
+        entries = plan.layers[layer], kept_LBhM[layer], regions_BM != Region.PADDING
+        packer.pack(layer, *entries, rows.position, counts[layer], fills.get(layer))
     return plan
 
 

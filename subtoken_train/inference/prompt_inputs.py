@@ -288,13 +288,10 @@ def picture_list(images: Any) -> list[Picture]:
     """Return the pictures of a prompt as a list, where one stands for itself."""
     if isinstance(images, Image.Image | Video):
         return [images]
-    path = f"images={clipped(str(images), 100)!r} is a path, but files are not opened here"
+    closed = f"images={clipped(str(images), 100)!r} is a path, but files are not opened here; open it first"
     listed = isinstance(images, Sequence) and not isinstance(images, bytes)
     kind = f"images of type {type(images).__name__}; give an image (PIL), a Video or a list of them, or leave it out"
-    refuse(
-        (isinstance(images, str | PathLike), f"{path}; open it first: images=[PIL.Image.open(path)]"),
-        (not listed, kind),
-    )
+    refuse((isinstance(images, str | PathLike), f"{closed}: images=[PIL.Image.open(path)]"), (not listed, kind))
     return list(images)
 
 

@@ -442,8 +442,7 @@ def unpacked_codes(data: Tensor, bits: int) -> Tensor:
 
 
 def _pieces(vectors: Tensor) -> str:
-    width = vectors.shape[-1]
-    return f"the value groups cut heads into pieces of {width} channels; use kv_dtype int8, or fewer groups"
+    return f"the value groups cut heads into pieces of {vectors.shape[-1]} channels; use kv_dtype int8, or fewer groups"
 
 
 MODEL = Format("model", 0)
@@ -479,10 +478,8 @@ class Payload:
 
     def narrow(self, axis: int, start: int, length: int) -> Payload:
         """Return a view of a stretch along an axis other than the last; of keys with runs, of whole ones."""
-        held = 1 if self.scale is None else self.data.shape[axis] // max(1, self.scale.shape[axis])
-        return self.each(
-            lambda x: x.narrow(axis, start, length), lambda x: x.narrow(axis, start // held, length // held)
-        )
+        run = 1 if self.scale is None else self.data.shape[axis] // max(1, self.scale.shape[axis])
+        return self.each(lambda x: x.narrow(axis, start, length), lambda x: x.narrow(axis, start // run, length // run))
 
     @property
     def entries(self) -> int:

@@ -11,25 +11,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from subtoken_train.kernels.storage import (
-    Block,
-    CacheWindow,
-    Fill,
-    RoutedValues,
-    Tail,
-    dense_keys,
-    dense_values,
-    read_pages,
-)
+from subtoken_train.kernels import storage
 
 
 def reference_attention(
     query_BHqd: Tensor,
-    blocks: Sequence[Block],
-    tail: Tail,
+    blocks: Sequence[storage.Block],
+    tail: storage.Tail,
     scale: float,
-    reach: CacheWindow | None = None,
-    fill: Fill | None = None,
+    reach: storage.CacheWindow | None = None,
+    fill: storage.Fill | None = None,
 ) -> Tensor:
     """Attend from the last q tokens to packed entries and the tail, [B, H, q, d]; see ``dispatch.attend``."""
     (batch, _, new, width), (kv_heads, room) = query_BHqd.shape, tail.keys.shape[1:3]
@@ -42,13 +33,13 @@ def reference_attention(
         rows = torch.arange(block.num_rows, device=device) if block.rows is None else block.rows
         own = (rows[:, None] * block.heads + torch.arange(block.heads, device=device)).flatten()
         paged = block.pages is not None and new == 1
-        read = read_pages(block, query[own].view(len(rows), block.heads, -1, width)) if paged else block
+        read = storage.read_pages(block, query[own].view(len(rows), block.heads, -1, width)) if paged else block
         start = 0
         for part in read.parts:
             held = slice(start, start := start + part.entries)
-            keys[own, held] = dense_keys(part, block, width).flatten(0, 1).float()
-            values[own, held] = dense_values(part).flatten(0, 1).float()
-            if fill is not None and isinstance(part.values, RoutedValues):
+            keys[own, held] = storage.dense_keys(part, block, width).flatten(0, 1).float()
+            values[own, held] = storage.dense_values(part).flatten(0, 1).float()
+            if fill is not None and isinstance(part.values, storage.RoutedValues):
                 values[own, held] += fill.of_heads(torch.float32)[own]
             seen[own, held] = True
             if part.position_RM is not None:

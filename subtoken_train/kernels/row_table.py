@@ -98,11 +98,10 @@ class RowTable:
         """Copy the table into its ``room``; further items read a row without entries, and write a slot of nobody."""
         rows, slots, *_ = self.room
         idle = torch.tensor([rows - 1, 0, 0, slots - 1], dtype=torch.int32).to(self.items.device)
-        counts = [_rounded_up(len(own)) for _, own in self.launches]
-        items = torch.cat(
-            [torch.cat([own, idle.expand(n - len(own), 4)]) for n, (_, own) in zip(counts, self.launches, strict=True)]
-        )
-        launches = [(alike, own) for (alike, _), own in zip(self.launches, torch.split(items, counts), strict=True)]
+        filled = [torch.cat([own, idle.expand(_rounded_up(len(own)) - len(own), 4)]) for _, own in self.launches]
+        items = torch.cat(filled)
+        parts = torch.split(items, list(map(len, filled)))
+        launches = [(alike, own) for (alike, _), own in zip(self.launches, parts, strict=True)]
         more, owners = torch.nn.functional.pad(self.rows, (0, 0, 0, rows - len(self.rows))), self.owners.clone()
         size = more.nbytes + items.nbytes + owners.nbytes
         return replace(
@@ -155,8 +154,7 @@ def row_table(blocks: Sequence[Block], batch: int, kv_heads: int, width: int, fi
                 assert vectors.stride(2) == 1
                 own[Field.FILL] = vectors[sample, head].data_ptr()
                 own[Field.FILL_STEP] = vectors.stride(1) * vectors.element_size()
-            firsts = range(0, part.entries, stretch)
-            stretches[number] += [(len(rows), first, j) for j, first in enumerate(firsts)]
+            stretches[number] += [(len(rows), first, j) for j, first in enumerate(range(0, part.entries, stretch))]
             stored.append(Alike.of(part, width))
             rows.append([own[f] if f in own else columns[f][0] + place * columns[f][1] for f in Field])
     items, owners, slots = _slots(rows, stretches, heads)

@@ -207,8 +207,7 @@ def dense_keys(part: BlockPart, block: Block, width: int) -> Tensor:
     if not part.cut:
         return keys
     assert block.channels is not None
-    index = block.channels.long()[:, :, None].expand_as(keys)
-    return keys.new_zeros(*keys.shape[:3], width).scatter(3, index, keys)
+    return keys.new_zeros(*keys.shape[:3], width).scatter(3, block.channels.long()[:, :, None].expand_as(keys), keys)
 
 
 def dense_values(part: BlockPart) -> Tensor:

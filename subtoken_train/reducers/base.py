@@ -115,11 +115,9 @@ class Reducer(Method):
         kv_budget.check_share("keep_ratio", self.keep_ratio)
         if self.matches is not None:
             given = f"reducer matches={self.matches:g}"
+            outside = f"{given} must lie in (0, 1]: the keep ratio of the anchor's arm"
             alone = f"{given} is for matched anchors, which round up; set round_up: true, or leave it out"
-            refuse(
-                (not 0 < self.matches <= 1, f"{given} must lie in (0, 1]: the keep ratio of the anchor's arm"),
-                (not self.round_up, alone),
-            )
+            refuse((not 0 < self.matches <= 1, outside), (not self.round_up, alone))
 
     @property
     def acts(self) -> bool:
@@ -189,8 +187,7 @@ class Reducer(Method):
     def check_anchor(self) -> None:
         """Raise a worded ``ValueError`` where no keep ratio has the bytes of a routed arm."""
         count = f"reducer {self.name!r} with {self._own()} keeps a different number of tokens of each image"
-        instead = "so no keep ratio has the same bytes; fix the count (adaptive: false)"
-        refuse((not self.fixed_count, f"{count}, {instead}"))
+        refuse((not self.fixed_count, f"{count}, so no keep ratio has the same bytes; fix the count (adaptive: false)"))
 
     def check_ranks(self) -> None:
         """Raise a worded ``ValueError`` unless the reducer ranks the tokens that it keeps."""

@@ -35,8 +35,7 @@ def page_bounds(key_BhNd: Tensor, page_BN: Tensor, num_pages: int) -> tuple[Tens
     slot = page_BN.masked_fill(page_BN < 0, num_pages)[:, None, :, None].expand_as(key_BhNd)
     empty = key_BhNd.new_full((batch, heads, num_pages + 1, width), torch.inf, dtype=torch.float32)
     low = empty.scatter_reduce(2, slot, key_BhNd.float(), "amin")
-    high = (-empty).scatter_reduce(2, slot, key_BhNd.float(), "amax")
-    return low[:, :, :num_pages], high[:, :, :num_pages]
+    return low[:, :, :num_pages], (-empty).scatter_reduce(2, slot, key_BhNd.float(), "amax")[:, :, :num_pages]
 
 
 def page_scores(query_BHQd: Tensor, asks_BQ: Tensor, low_BhPd: Tensor, high_BhPd: Tensor) -> Tensor:

@@ -140,12 +140,10 @@ def dart_places(states_BND: Tensor, norm_BN: Tensor, visual_BN: Tensor, question
     number_p = torch.arange(pivots_BP.shape[1] // 2, device=count_B.device)  # of either kind
     there_BP = (number_p < limits_B2[..., None]).flatten(1)
     left_B1, pivots_B1 = (count_B - limits_B2[:, 0])[:, None], there_BP.sum(-1, keepdim=True).clamp(min=1)
-    quota_BP = left_B1 // pivots_B1 + (there_BP.cumsum(-1) <= left_B1 % pivots_B1)
+    quota_BP = (left_B1 // pivots_B1 + (there_BP.cumsum(-1) <= left_B1 % pivots_B1)) * there_BP
     pivot_BN = visual_BN & (rank_BN < limits_B2[:, :1])
-    open_BN = visual_BN & ~pivot_BN
-    places_BN = unlike_places(
-        unit_rows(states_BND), pivots_BP, open_BN, quota_BP * there_BP, limits_B2[:, :1], visual_BN.shape[1]
-    )
+    how = quota_BP, limits_B2[:, :1], visual_BN.shape[1]
+    places_BN = unlike_places(unit_rows(states_BND), pivots_BP, visual_BN & ~pivot_BN, *how)
     return torch.where(pivot_BN, rank_BN, places_BN)
 
 

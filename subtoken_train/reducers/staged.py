@@ -254,8 +254,7 @@ class PruneSchedules(NumberTable):
         for i, row in enumerate(self.shares):
             if row[0] != 1 or any(low > high for high, low in pairwise(row)):
                 raise ValueError(f"shares[{i}] must start at 1 and never rise: layers after a cut hold no more")
-            if row[-1] <= 0:
-                raise ValueError(f"shares[{i}] ends at {row[-1]:g}; the last layer holds something")
+            refuse((row[-1] <= 0, f"shares[{i}] ends at {row[-1]:g}; the last layer holds something"))
         if any(low >= high for high, low in pairwise([1.0, *[sum(row) / len(row) for row in self.shares]])):
             raise ValueError("shares must be rows of falling averages below 1")
 
@@ -323,10 +322,8 @@ def attention_masses(view: View) -> tuple[Tensor, Tensor, Tensor]:
     """Average what visual rows, and text after them, pay each row, [B, M] (largest head); last: who has such text."""
     visual_BM = view.visual
     after_BM = view.prompt & ~visual_BM & (visual_BM.cumsum(-1) > 0)
-    masses = []
-    for marks_BM in (visual_BM, after_BM):
-        paid_BM = attention_paid(view.blocks(marks_BM), "max")
-        masses.append(paid_BM / marks_BM.sum(-1, keepdim=True).clamp(min=1))
+    rows = visual_BM, after_BM
+    masses = [attention_paid(view.blocks(each), "max") / each.sum(-1, keepdim=True).clamp(min=1) for each in rows]
     return masses[0], masses[1], after_BM.any(-1)
 
 

@@ -21,16 +21,9 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.hooks import RemovableHandle
 
 from subtoken_train.forks import undoing
+from subtoken_train.functional import masks
 from subtoken_train.functional.gather import last_marked, masked_mean
 from subtoken_train.functional.groups import apply_group_mask, split_groups
-from subtoken_train.functional.masks import (
-    counted_mask,
-    fixed_mask,
-    global_mask,
-    ranked_counts,
-    standardised_log,
-    straight_through,
-)
 from subtoken_train.functional.objective import balance_loss
 from subtoken_train.functional.one_budget import best_in_bytes, budget_bytes, cut_logit
 from subtoken_train.ledger.kv_budget import KVShape, exact, head_costs
@@ -132,7 +125,8 @@ class FeatureMap(nn.Module):
             "norm": lambda: torch.linalg.vector_norm(view.value_groups_BNSg.detach().float(), dim=-1),
             "attention": lambda: view.query_attention()[..., None],
         }
-        return fp32_linear(self.map, torch.cat([standardised_log(raw[name](), routed_BN) for name in self.names], -1))
+        read = [masks.standardised_log(raw[name](), routed_BN) for name in self.names]
+        return fp32_linear(self.map, torch.cat(read, -1))
 
 
 @dataclass(frozen=True)
@@ -319,7 +313,7 @@ class RouterBank(nn.Module):
             # not overwritten when checkpointing recomputes a layer: the state would hold on to the recomputed graph
             state.choices.setdefault(layer, (scores_BNS, hard_BNS, routed_BN))
             if config.drops and not self.whole and torch.is_grad_enabled():  # the sigmoid's slope at its margin
-                factor_BNS = straight_through(factor_BNS, margin_BNS, learns_BN[..., None])
+                factor_BNS = masks.straight_through(factor_BNS, margin_BNS, learns_BN[..., None])
             if config.value_gate:
                 factor_BNS = torch.where(routed_BN1, factor_BNS * self.gates[layer](scores_BNS), 1.0)
             factor_BNS = factor_BNS.to(scores_BNS.dtype)
@@ -385,19 +379,19 @@ class RouterBank(nn.Module):
         if self.features:
             scores_BNO = scores_BNO + self.features[layer](view, routed_BN)
         if self.prior is not None:
-            prior_BNS = standardised_log(self.prior(view), routed_BN)  # of groups; keys have none
+            prior_BNS = masks.standardised_log(self.prior(view), routed_BN)  # of groups; keys have none
             scores_BNO = scores_BNO + nn.functional.pad(prior_BNS, (0, self.outputs - config.num_groups))
         return torch.cat([scores_BNO, scores_BNO], -1) if self.whole else scores_BNO
 
     def _choose(self, scores_BNS: Tensor, state: RoutingState, routed_BN: Tensor) -> Tensor:
         config = self.config
         if config.budget == "global":
-            return global_mask(scores_BNS, config.kept_groups, routed_BN)
+            return masks.global_mask(scores_BNS, config.kept_groups, routed_BN)
         if config.budget == "ranked":
             assert state.rank_BN is not None
-            counts_BN = ranked_counts(state.rank_BN, routed_BN, config.kept_groups, config.num_groups)
-            return counted_mask(scores_BNS, counts_BN)
-        return fixed_mask(scores_BNS, config.kept_groups)
+            counts_BN = masks.ranked_counts(state.rank_BN, routed_BN, config.kept_groups, config.num_groups)
+            return masks.counted_mask(scores_BNS, counts_BN)
+        return masks.fixed_mask(scores_BNS, config.kept_groups)
 
     def spend(self, scores: Sequence[Tensor], routed: Sequence[Tensor], first: int = 0) -> list[Spent]:
         """Spend a byte budget on layers, ``first`` the first, by logits [B, N, S + h] of marked tokens [B, N]."""

@@ -148,9 +148,8 @@ def finished_parts(module: Any) -> tuple[CompressedBackbone, PeftModel]:
     """Return a ``SubTokenModule``'s parts with a whole adapter; if sharded, all but the adapter is a mere layout."""
     if module.gathered is None:
         return module.parts, module.peft_model
-    family = layout_family(module.backbone_config)
     with torch.device("meta"):
-        parts, peft_model = module.lay_out(family)
+        parts, peft_model = module.lay_out(layout_family(module.backbone_config))
     parts.load_state_dict(module.gathered, strict=False, assign=True)
     assert all(name in module.gathered for name in _adapter_names(parts)), "the adapter was not gathered whole"
     return parts, peft_model
