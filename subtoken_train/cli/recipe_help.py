@@ -36,8 +36,9 @@ def offer(parser: Parser, names: Iterable[str], module_of: Callable[[str], Modul
     actions, typed = parser.add_subparsers(), os.environ.get("COMP_LINE", "").split()[1:2]
     for name in names:
         module = module_of(name) if [name] == typed else None
+        command = actions.add_parser(name, add_help=module is None or not hasattr(module, "run_raw"))
         if module is not None:
-            _fill(actions.add_parser(name, add_help=module is None or not hasattr(module, "run_raw")), module)
+            _fill(command, module)
     argcomplete.autocomplete(parser)
 
 

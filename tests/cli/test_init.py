@@ -139,7 +139,7 @@ def test_runs_that_are_there_are_trained_anew(tmp_path, capsys):
     (tmp_path / "runs/mine").mkdir(parents=True)
     lines = inits(capsys, "mine", "--seed", 3)
     assert "runs/mine may have been trained on other data: train both again, with --overwrite" in lines
-    commands = [line for line in lines if line.startswith("  ")]
+    commands = [line for line in lines if line.startswith("  subtoken-train ")]
     assert [line.endswith(" --overwrite") for line in commands] == [True, True, True, False, False]
 
 
