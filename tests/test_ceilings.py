@@ -8,12 +8,12 @@ import pytest
 from tests.support.places import ROOT
 
 CEILINGS = {
-    "lines of the package": 51_601,
-    "files of the package": 280,
-    "lines of tests": 53_689,
+    "lines of the package": 51_540,
+    "files of the package": 278,
+    "lines of tests": 53_448,
     "lines of benchmark programs": 5_434,
-    "words of pages": 38_396,
-    "tracked megabytes": 23.96,
+    "words of pages": 38_391,
+    "tracked megabytes": 23.958,
 }
 """What there may be at most."""
 BESIDE = (".", "recipes", "data", "checkpoints", "benchmarks")
