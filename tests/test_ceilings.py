@@ -8,7 +8,7 @@ import pytest
 from tests.support.places import ROOT
 
 CEILINGS = {
-    "lines of the package": 51_540,
+    "lines of the package": 51_541,
     "files of the package": 278,
     "lines of tests": 53_448,
     "lines of benchmark programs": 5_434,

@@ -258,6 +258,7 @@ class CompressedContext:
 
     def stream(self, question: str, max_new_tokens: int) -> Iterator[str]:
         """Yield the greedy answer of one context to one question in pieces."""
+        autocast = same_autocast(self.backbone.family.device.type)  # of who asks, whenever it runs
 
         def answer(stream: AnswerStream) -> None:
             stream.put(torch.empty(0))  # what was asked is not handed on
@@ -266,7 +267,7 @@ class CompressedContext:
                 stream.put(steps[-1])
                 return stream(steps[-1][:, None], None)
 
-            with same_autocast(self.backbone.family.device.type), serving(self.backbone.family):
+            with autocast, serving(self.backbone.family):
                 self.answers([[question]], max_new_tokens, ended)
 
         return pieces(self.backbone.family.tokenizer, answer, self.goes_on)
