@@ -33,6 +33,7 @@ from subtoken_train.errors import refuse
 from subtoken_train.families.family import Family, check_calibration, check_served
 from subtoken_train.families.load import check_on_one_device
 from subtoken_train.functional.gather import on_device, take_rows
+from subtoken_train.functional.masks import reach_of
 from subtoken_train.functional.merging import joined_means
 from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.ledger.kv_budget import KVBudget
@@ -67,17 +68,14 @@ class CompressedBackbone(nn.Module):
                 reducer.check_ranks()
             cuts = f"reducer {reducer.name!r} cuts rows between layers: use one of stage embeds or tower, or none"
             between, pool = bank.config.budget == "bytes" and reducer.stage == "decoder", bank.config.byte_pool
-            drops = f"before reducer {reducer.name!r} drops a token: use reducer none, or byte_pool 'layer'"
+            drops = f"chooses among whole contexts, before reducer {reducer.name!r} drops a token: use reducer none, or"
             reach = "byte_pool 'learned' divides contexts that all layers see"
             gates = "budget 'delayed' counts a delay in the tokens of whole prompts"
             refuse(
                 (bank.gated and reducer.acts, f"{gates}: use reducer none"),
                 (bank.gated and any(family.windows), f"{gates} that all layers see: use a model without windows"),
                 (between, f"budget 'bytes' drops keys in every layer alike, and {cuts}"),
-                (
-                    pool in ("all", "learned") and reducer.acts,
-                    f"byte_pool {pool!r} chooses among whole contexts, {drops}",
-                ),
+                (pool in ("all", "learned") and reducer.acts, f"byte_pool {pool!r} {drops} byte_pool 'layer'"),
                 (pool == "learned" and any(family.windows), f"{reach}: use 'all', or a model without windows"),
             )
             values = [family.projection(layer, "v") for layer in range(family.shape.num_layers)]
@@ -273,7 +271,7 @@ class CompressedBackbone(nn.Module):
             return None
         rows, before = run.rows, run.state
         reads = in_compressed_region(rows.regions_BM), question_rows(run.batch, rows), rows.ordinal_BM
-        state = RoutingState(*reads, run.sample_seeds, {} if deferred else None)
+        state = RoutingState(*reads, run.sample_seeds, {} if deferred else None, reach=reach_of(reads[0]))
         if run.rank_BN is not None:
             state.rank_BN = take_rows(run.rank_BN, rows.index_BM)
         if before is not None:  # what the layers below noted

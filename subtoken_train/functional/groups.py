@@ -1,7 +1,6 @@
-"""Value groups: the two layouts of a value vector, and the product with a group mask.
+"""Value groups: the two layouts of a value vector.
 
-Legend: B batch, N positions, D value width d_v = H * d, H key-value heads, d head width, S groups; h heads that are
-split apart (1 where a group may span them), g channels of a group in one of these.
+Legend: B batch, N positions, D value width d_v = H * d, H key-value heads, d head width, S groups.
 """
 
 from __future__ import annotations
@@ -50,18 +49,3 @@ def expand_group_mask(group_mask_BNS: Tensor, value_dim: int, num_kv_heads: int,
         return group_mask_BNS.repeat_interleave(value_dim // num_groups, dim=-1)
     per_head = group_mask_BNS.repeat_interleave(value_dim // num_kv_heads // num_groups, dim=-1)
     return per_head.repeat(*[1] * (per_head.dim() - 1), num_kv_heads)
-
-
-def apply_group_mask(
-    value_BND: Tensor, group_mask_BNS: Tensor, num_kv_heads: int, layout: Layout, fill_BD: Tensor | None = None
-) -> Tensor:
-    """Multiply every group of a value by its mask entry m (paper, section 3.3), in the value's dtype."""
-    heads, num_groups = 1 if layout == "contiguous" else num_kv_heads, group_mask_BNS.shape[-1]
-    channels = value_BND.shape[-1] // heads // num_groups
-    groups_BNhSg = value_BND.reshape(*value_BND.shape[:-1], heads, num_groups, channels)
-    mask_BN1S1 = group_mask_BNS.to(value_BND.dtype)[..., None, :, None]
-    routed_BNhSg = groups_BNhSg * mask_BN1S1
-    if fill_BD is not None:
-        fill_B1hSg = fill_BD.to(value_BND.dtype).reshape(-1, 1, heads, num_groups, channels)
-        routed_BNhSg = routed_BNhSg + (1 - mask_BN1S1) * fill_B1hSg
-    return routed_BNhSg.flatten(-3)

@@ -1,8 +1,9 @@
-"""Group masks with exact budgets, the gradient that passes through them, and statistics.
+"""Group masks with exact budgets, their product with values and the gradient that passes through them, and statistics.
 
 Legend: B batch, N positions, S groups; D model width, V value width d_v = H * d, H key-value heads, d head width, R
-query heads per key-value head. Ranking is done in fp32; ties go to the lower index (group within a token; token, then
-group, across a sample). ``routed_BN`` (bool) marks the tokens that count (paper, sections 3.3 to 3.6).
+query heads per key-value head; h heads that are split apart (1 where a group may span them), g channels of a group in
+one of these. Ranking is done in fp32; ties go to the lower index (group within a token; token, then group, across a
+sample). ``routed_BN`` (bool) marks the tokens that count (paper, sections 3.3 to 3.6).
 """
 
 import math
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subtoken_train.functional import causal_attention
 from subtoken_train.functional.gather import keep_best
 from subtoken_train.functional.groups import expand_group_mask, split_groups
 from subtoken_train.types import Layout
@@ -55,27 +57,63 @@ def global_mask(scores_BNS: Tensor, kept_groups: int, routed_BN: Tensor) -> Tens
     return keep_best(scores_BNS.flatten(1), routed_BNS.flatten(1), routed_BN.sum(-1) * kept_groups).view_as(scores_BNS)
 
 
+def reach_of(marked_BN: Tensor) -> slice:
+    """Return the places from the first to the last that any sample marks; all where reading them would take long."""
+    if marked_BN.device.type in causal_attention.DEVICES:
+        return slice(None)
+    marks = marked_BN.any(0).tolist()
+    return slice(marks.index(True), len(marks) - marks[::-1].index(True)) if True in marks else slice(0, 0)
+
+
 def straight_through(hard: Tensor, logits: Tensor, learns: Tensor | None = None) -> Tensor:
     """Return the hard mask, exactly, with the gradient of a sigmoid in the backward pass; in ``logits``' dtype.
 
     READING. The paper (section 3.6, appendix B.1) says "a straight-through estimator" and not whose gradient it passes:
     the sigmoid of each logit is ours. Where ``learns`` is False, the gradient is zero.
     """
-    masked: Callable[..., Tensor] = _StraightThrough.apply
-    return masked(hard, logits, learns)
+    return apply_group_mask(torch.ones_like(logits), hard, 1, "contiguous", slope=(logits, learns))
 
 
-class _StraightThrough(torch.autograd.Function):
+def apply_group_mask(
+    value_BNV: Tensor,
+    mask_BNS: Tensor,
+    num_kv_heads: int,
+    layout: Layout,
+    fill_BV: Tensor | None = None,
+    slope: tuple[Tensor, Tensor | None] | None = None,
+) -> Tensor:
+    """Multiply every group of a value by its mask entry m (paper, section 3.3), in the value's dtype.
+
+    ``slope``: logits and learns of a hard mask without a fill, see ``straight_through``.
+    """
+    heads, mask_BNS = 1 if layout == "contiguous" else num_kv_heads, mask_BNS.to(value_BNV.dtype)
+    width = value_BNV.shape[-1] // heads // mask_BNS.shape[-1]
+    groups_BNhSg = value_BNV.reshape(*value_BNV.shape[:-1], heads, mask_BNS.shape[-1], width)
+    masked: Callable[..., Tensor] = _MaskedGroups.apply
+    routed_BNhSg = masked(groups_BNhSg, mask_BNS, *(slope or (None, None)))
+    if fill_BV is not None:
+        fill_B1hSg = fill_BV.to(value_BNV.dtype).reshape(-1, 1, *groups_BNhSg.shape[2:])
+        routed_BNhSg = routed_BNhSg + (1 - mask_BNS[..., None, :, None]) * fill_B1hSg
+    return routed_BNhSg.flatten(-3)
+
+
+class _MaskedGroups(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hard: Tensor, logits: Tensor, learns: Tensor | None) -> Tensor:
-        ctx.save_for_backward(logits, learns)
-        return hard.to(logits.dtype)
+    def forward(ctx: Any, groups: Tensor, mask: Tensor, *slope: Tensor | None) -> Tensor:
+        ctx.save_for_backward(groups, mask, *slope)
+        return groups * mask[..., None, :, None]
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, None]:
-        logits, learns = ctx.saved_tensors
-        slope: Tensor = torch.ops.aten.sigmoid_backward(gradients[0], logits.sigmoid())
-        return None, slope if learns is None else slope * learns, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        groups, mask, logits, learns = ctx.saved_tensors
+        of_groups = gradients[0] * mask[..., None, :, None]
+        if logits is None and not ctx.needs_input_grad[1]:
+            return of_groups, None, None, None
+        of_mask = (gradients[0] * groups).sum((2, 4))
+        if logits is None:
+            return of_groups, of_mask, None, None
+        slope = torch.ops.aten.sigmoid_backward(of_mask.to(logits.dtype), logits.sigmoid())
+        return of_groups, None, slope if learns is None else slope * learns, None
 
 
 def group_counts(mask_BNS: Tensor, routed_BN: Tensor) -> Tensor:

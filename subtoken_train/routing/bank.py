@@ -17,13 +17,12 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.hooks import RemovableHandle
 
 from subtoken_train.forks import undoing
 from subtoken_train.functional import masks
-from subtoken_train.functional.gather import last_marked, masked_mean
-from subtoken_train.functional.groups import apply_group_mask, split_groups
+from subtoken_train.functional.gather import last_marked, masked_mean, pad_rows
+from subtoken_train.functional.groups import split_groups
 from subtoken_train.functional.objective import balance_loss
 from subtoken_train.functional.one_budget import best_in_bytes, budget_bytes, cut_logit
 from subtoken_train.ledger.kv_budget import KVShape, exact, head_costs
@@ -56,14 +55,13 @@ class RoutingState:
     """The projection's input and output that wait for ``route_deferred``; None where nothing waits."""
     rank_BN: Tensor | None = None
     """The reducer's rank of each routed token within its sample, int64, 0 the best; None where it ranks nothing."""
-    masks: dict[int, Tensor] = field(default_factory=dict)
-    """The hard mask, bool [B, N, S]; True for every group of an unrouted token."""
+    reach: slice = field(default_factory=lambda: slice(None))  # outside of these rows none is routed
+    masks: dict[int, Tensor] = field(default_factory=dict)  # hard masks, bool [B, N, S]; True in an unrouted token
     keys: dict[int, Tensor] = field(default_factory=dict)
     """Keys that stay under a byte budget, bool [B, h, N], all of an unrouted token; empty under other budgets."""
     scopes: list[Tensor] | None = None
     """Tokens that one budget of all layers chooses among, bool; None outside of the pass that looks for it."""
-    scores: dict[int, Tensor] = field(default_factory=dict)
-    """Found by that pass: logits of groups and keys, [B, N, O] in fp32."""
+    scores: dict[int, Tensor] = field(default_factory=dict)  # that pass's logits of groups and keys, [B, N, O] in fp32
     chosen: dict[int, Spent] = field(default_factory=dict)  # the choice of such a budget
     fills: dict[int, Tensor] = field(default_factory=dict)
     """Values that dropped groups read as, [B, d_v] in the values' dtype, without gradient; empty where that is zero."""
@@ -71,8 +69,7 @@ class RoutingState:
     """For the balance loss, of learned selectors: the scores, the hard mask, and the tokens it was chosen for."""
     closed: dict[int, Tensor] = field(default_factory=dict)
     """In training under the budget ``delayed``, the mean of how far a layer's gates are closed, with gradient."""
-    ahead: dict[int, Tensor] = field(default_factory=dict)
-    """The projection's output over all rows, of a layer that runs a chunk of rows at a time."""
+    ahead: dict[int, Tensor] = field(default_factory=dict)  # of a layer that runs in chunks, the projection's output
     query_attention: Callable[[int, Tensor], Tensor] | None = None
     """From layer and input [B, N, D] to the attention of rows ``query_BN`` to all, [B, N] in fp32; None: not read."""
     part: tuple[int, int] = (0, 0)  # the rows of that chunk, (first, one past the last)
@@ -90,11 +87,9 @@ class RoutingState:
 
     def balances(self) -> Tensor:
         """Return the balance loss of each of ``choices`` and sample, [layers, B]; rows that are gone are unrouted."""
-        scores, hard, routed = (
-            pad_sequence([part.transpose(0, 1) for part in parts], batch_first=True).transpose(1, 2).flatten(0, 1)
-            for parts in zip(*self.choices.values(), strict=True)
-        )
-        return balance_loss(scores, hard, routed).reshape(len(self.choices), -1)
+        rows = max(scores_BNS.shape[1] for scores_BNS, *_ in self.choices.values())
+        joined = (torch.cat([pad_rows(x, rows) for x in parts]) for parts in zip(*self.choices.values(), strict=True))
+        return balance_loss(*joined).reshape(len(self.choices), -1)
 
 
 class ValueGate(nn.Module):
@@ -162,8 +157,7 @@ class RouterBank(nn.Module):
         self.gates = nn.ModuleList([ValueGate() for _ in layers if config.value_gate])
         self.features = nn.ModuleList([FeatureMap(config, self.outputs) for _ in layers if config.features])
         self.shares = HeadShares(config, shape) if config.byte_pool == "learned" else None
-        prior = config.score_prior
-        self.prior = None if prior == "none" else SELECTORS[prior](hidden_size, config)
+        self.prior = None if config.score_prior == "none" else SELECTORS[config.score_prior](hidden_size, config)
         self._output_norms: OutputNorms | None = None
         self._state: RoutingState | None = None
         self._projections: list[nn.Module] = []  # a list: they are no parts of the bank
@@ -290,11 +284,12 @@ class RouterBank(nn.Module):
         routed_BN: Tensor,
         fill_BV: Tensor | None = None,
     ) -> LateValues:
-        config, home, device = self.config, state.routed_BN.device, value_BND.device
+        config, heads, home, device = self.config, self.shape.num_kv_heads, state.routed_BN.device, value_BND.device
         if self.gated:
             return self._gate(layer, scores_BNO.mT, value_BND, state, routed_BN)
         scores_BNS, keys_BhN, key_logits_BhN = scores_BNO[..., : config.num_groups], None, None
         learns_BN, margin_BNS = routed_BN, scores_BNS
+        slope: tuple[Tensor, Tensor] | None = None
         if config.budget == "bytes":
             chosen = state.chosen[layer] if layer in state.chosen else self.spend([scores_BNO], [routed_BN], layer)[0]
             hard_BNS, keys_BhN, cut_Bh = (part.to(device) for part in chosen)
@@ -305,7 +300,8 @@ class RouterBank(nn.Module):
             margin_BNS, key_logits_BhN = scores_BNS - cut_BS[:, None], scores_BNO[..., config.num_groups :].mT
             state.keys[layer], key_logits_BhN = keys_BhN.to(home), key_logits_BhN - cut_Bh[..., None]
         else:
-            hard_BNS = self._choose(scores_BNS.detach(), state.on(device), routed_BN)
+            hard_BNS = torch.zeros_like(scores_BNS, dtype=torch.bool)
+            hard_BNS[:, state.reach] = self._choose(scores_BNS.detach(), state.on(device), routed_BN)
         routed_BN1 = routed_BN[..., None]
         factor_BNS = hard_BNS | ~routed_BN1
         state.masks[layer] = factor_BNS.to(home)
@@ -313,12 +309,13 @@ class RouterBank(nn.Module):
             # not overwritten when checkpointing recomputes a layer: the state would hold on to the recomputed graph
             state.choices.setdefault(layer, (scores_BNS, hard_BNS, routed_BN))
             if config.drops and not self.whole and torch.is_grad_enabled():  # the sigmoid's slope at its margin
-                factor_BNS = masks.straight_through(factor_BNS, margin_BNS, learns_BN[..., None])
+                slope = margin_BNS, learns_BN[..., None]
+                if config.value_gate or fill_BV is not None:
+                    factor_BNS, slope = masks.straight_through(factor_BNS, *slope), None
             if config.value_gate:
                 factor_BNS = torch.where(routed_BN1, factor_BNS * self.gates[layer](scores_BNS), 1.0)
-            factor_BNS = factor_BNS.to(scores_BNS.dtype)
-        value_BND = apply_group_mask(value_BND, factor_BNS, self.shape.num_kv_heads, config.layout, fill_BV)
-        value_BhNd = value_BND.reshape(*value_BND.shape[:2], self.shape.num_kv_heads, -1).transpose(1, 2)
+        value_BND = masks.apply_group_mask(value_BND, factor_BNS, heads, config.layout, fill_BV, slope)
+        value_BhNd = value_BND.reshape(*value_BND.shape[:2], heads, -1).transpose(1, 2)
         return LateValues(value_BhNd, learns_BN, keys_BhN, key_logits_BhN)
 
     def _gate(
@@ -351,8 +348,7 @@ class RouterBank(nn.Module):
 
         def query_attention() -> Tensor:
             assert state.query_attention is not None
-            with undoing(partial(setattr, self, "_state", self._state)):
-                self._state = None  # a fused projection runs again, for queries and keys
+            with self.paused():  # a fused projection runs again, for queries and keys
                 return state.query_attention(layer, hidden_BND).to(value_BND.device)
 
         view = View(
@@ -384,12 +380,13 @@ class RouterBank(nn.Module):
         return torch.cat([scores_BNO, scores_BNO], -1) if self.whole else scores_BNO
 
     def _choose(self, scores_BNS: Tensor, state: RoutingState, routed_BN: Tensor) -> Tensor:
-        config = self.config
+        config, reach = self.config, state.reach
+        scores_BNS, routed_BN = scores_BNS[:, reach], routed_BN[:, reach]
         if config.budget == "global":
             return masks.global_mask(scores_BNS, config.kept_groups, routed_BN)
         if config.budget == "ranked":
             assert state.rank_BN is not None
-            counts_BN = masks.ranked_counts(state.rank_BN, routed_BN, config.kept_groups, config.num_groups)
+            counts_BN = masks.ranked_counts(state.rank_BN[:, reach], routed_BN, config.kept_groups, config.num_groups)
             return masks.counted_mask(scores_BNS, counts_BN)
         return masks.fixed_mask(scores_BNS, config.kept_groups)
 

@@ -7,12 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subtoken_train.functional.groups import apply_group_mask, check_groups, expand_group_mask, split_groups
-from subtoken_train.functional.masks import contribution_norms, head_grams, standardised_log
+from subtoken_train.functional import masks
+from subtoken_train.functional.groups import check_groups, expand_group_mask, split_groups
+from subtoken_train.functional.masks import apply_group_mask, contribution_norms, head_grams, standardised_log
 from tests.support.helpers import random_mask, random_scores
 from tests.support.refusals import refuses
 
-SEEDS = st.integers(0, 1000)
+SEEDS, DTYPES = st.integers(0, 1000), st.sampled_from([torch.float32, torch.bfloat16])
 
 
 @st.composite
@@ -45,13 +46,18 @@ def test_split_expand_and_apply_follow_the_channels(geometry, seed):
     assert torch.equal(apply_group_mask(value_BND, mask_BNS, heads, layout), torch.where(expanded, value_BND, 0.0))
 
 
-@given(
-    geometry=geometries(),
-    seed=SEEDS,
-    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
-    fills=st.sampled_from([1, 2]),
-    scaled=st.booleans(),
-)
+@given(geometry=geometries(), seed=SEEDS, some=st.booleans())
+def test_a_product_has_the_gradients_of_its_steps(geometry, seed, some):
+    (heads, head_dim, num_groups, layout), learns = geometry, random_mask(seed + 1, 2, 3, 1) if some else None
+    mask, upstream = random_mask(seed, 2, 3, num_groups), random_scores(seed + 2, 2, 3, heads * head_dim)
+    value, logits = (random_scores(seed, 2, 3, width).requires_grad_() for width in (heads * head_dim, num_groups))
+    fused = apply_group_mask(value, mask, heads, layout, slope=(logits, learns))
+    steps = value * masks.straight_through(mask, logits, learns)[..., owners(*geometry)]
+    found, expected = (torch.autograd.grad(each, (value, logits), upstream) for each in (fused, steps))
+    torch.testing.assert_close((fused, *found), (steps, *expected))
+
+
+@given(geometries(), SEEDS, DTYPES, st.sampled_from([1, 2]), st.booleans())
 def test_a_fill_stands_where_a_group_is_dropped(geometry, seed, dtype, fills, scaled):
     """Exactly: a kept group is the value itself, a dropped one the fill; a scaled one lies on the line through both."""
     heads, head_dim, num_groups, layout = geometry
@@ -94,13 +100,9 @@ def slow_norms(value_BNV, weight, num_kv_heads, head_dim, num_groups, layout):
 
 
 @given(
-    layout=st.sampled_from(["contiguous", "per_head"]),
-    num_kv_heads=st.sampled_from([1, 2, 3, 5]),
-    repeats=st.sampled_from([1, 2, 7]),
-    head_dim=st.sampled_from([4, 6]),
-    seed=st.integers(0, 1000),
-    data=st.data(),
-)
+    st.sampled_from(["contiguous", "per_head"]), st.sampled_from([1, 2, 3, 5]), st.sampled_from([1, 2, 7]),
+    st.sampled_from([4, 6]), SEEDS, st.data(),
+)  # fmt: skip
 def test_equals_the_loop_over_query_heads(layout, num_kv_heads, repeats, head_dim, seed, data):
     """Groups within a head, of a head, of several heads, and across their borders (5 heads of 4 in 2 groups)."""
     width = num_kv_heads * head_dim
@@ -122,12 +124,7 @@ def test_bf16_is_computed_in_fp32_under_autocast():
     assert torch.equal(got, plain)
 
 
-@given(
-    sizes=st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 9)),
-    seed=st.integers(0, 1000),
-    share=st.sampled_from([0.0, 0.5, 1.0]),
-    dtype=st.sampled_from([torch.bfloat16, torch.float32]),
-)
+@given(st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 9)), SEEDS, st.sampled_from([0, 0.5, 1]), DTYPES)
 def test_an_offset_has_the_statistics_of_each_sample(sizes, seed, share, dtype):
     norms, routed = random_scores(seed, *sizes).exp().to(dtype), random_mask(seed, *sizes[:2], share=share)
     prior = standardised_log(norms, routed)
