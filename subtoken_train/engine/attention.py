@@ -59,14 +59,10 @@ class ContextSplit:
     """A layer's rotation at position ids, where a reducer chooses."""
     seen: dict[int, Tensor] = field(default_factory=dict)
     """By layer the rows that query rows and all later ones see, before any key is dropped, bool [B, N]."""
-    routed: dict[int, Tensor] = field(default_factory=dict)
-    """By layer the routed values, [B, h, N, d], where ``collects``."""
-    ahead: dict[int, LateValues] = field(default_factory=dict)
-    """The result of ``decide`` for a layer whose rows do not run at once."""
+    routed: dict[int, Tensor] = field(default_factory=dict)  # where ``collects`` routed values by layer, [B, h, N, d]
+    ahead: dict[int, LateValues] = field(default_factory=dict)  # what ``decide`` gave a layer that runs in chunks
     delay: int = 0  # rows that still see an entry whose gate is closed
-    again: Mapping[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    """By layer what a second pass over the contexts scored, ``View.again``."""
-
+    again: Mapping[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # ``View.again`` of each layer
     faults: list[Tensor] = field(default_factory=list)  # ``View.faults`` of the layers
 
     def __post_init__(self) -> None:
@@ -169,8 +165,7 @@ def split_attention(
         gated = Seen(None if split.unpadded else split.visible_BN, gate_BhK=read.gate_BhN, delay=split.delay)
         out = causal_attention(query, key, value, gated, scale, ROW_BLOCK, dropout)
         return out.transpose(1, 2).contiguous()
-    length, start = key.shape[2], key.shape[2] - query.shape[2]
-    window = split.window(layer)
+    length, start, window = key.shape[2], key.shape[2] - query.shape[2], split.window(layer)
 
     def attend(first: int, stop: int, values: Tensor, places_BN: Tensor | None, keys: Tensor | None = None) -> Tensor:
         rows, seen = query[:, :, first - start : stop - start], Seen(places_BN, window, keys).until(stop)

@@ -84,8 +84,7 @@ class Rows:
 
 def joined_rows(hidden_BND: Tensor, rows: Rows, joins_BN: Tensor) -> tuple[Tensor, Rows]:
     """Return embeddings, and what the first layers add, each the mean of the rows that go to its row."""
-    goes_B1N = joins_BN[:, None].to(hidden_BND.device)
-    deep = rows.deep_nBMD
+    goes_B1N, deep = joins_BN[:, None].to(hidden_BND.device), rows.deep_nBMD
     if deep is not None:
         deep = torch.stack([joined_means(each[:, None], goes_B1N.to(each.device))[:, 0] for each in deep])
     return joined_means(hidden_BND[:, None], goes_B1N)[:, 0], replace(rows, deep_nBMD=deep)
@@ -135,8 +134,7 @@ class PromptPass:
 
     hidden_BMD: Tensor  # last layer's output, before the final norm
     rows: Rows
-    spans: list[tuple[int, int, Rows]] = field(default_factory=list)
-    """(first layer, last layer + 1, rows) of each stretch of layers that ran on the same rows."""
+    spans: list[tuple[int, int, Rows]] = field(default_factory=list)  # (first layer, last + 1, rows) of each stretch
     state: RoutingState | None = None  # notes of the routers; None without routing
     routing: RoutingConfig | None = None  # settings of the routing that acted; None where every group stays as it is
     kept: dict[int, Tensor] = field(default_factory=dict)

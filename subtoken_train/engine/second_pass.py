@@ -48,8 +48,7 @@ class TaskRows:
 
 def rows_of_task(family: Family, result: PromptPass, plan: TaskPlan) -> TaskRows:
     """Place a task's rows after the prompt: a text's count on, repeated tokens (no pieces: all) keep distances."""
-    rows = result.rows
-    start, deep = rows.next_position, rows.deep_nBMD
+    rows, start, deep = result.rows, result.rows.next_position, result.rows.deep_nBMD
     assert result.embeds_BND is not None
     if plan.pieces is None:
         hidden_BSD = take_rows(result.embeds_BND, rows.index_BM)

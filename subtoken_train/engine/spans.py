@@ -67,8 +67,7 @@ class RunningPass:
     """The reducer's rank of its rows, int64, 0 where a row is gone; None where it ranks nothing."""
     split: ContextSplit | None = None
     state: RoutingState | None = None  # input and notes of the routers; None in layers without routing
-    spans: list[tuple[int, int, Rows]] = field(default_factory=list)
-    """(first layer, last layer + 1, rows) of each stretch that ran."""
+    spans: list[tuple[int, int, Rows]] = field(default_factory=list)  # (first layer, last + 1, rows) of what ran
 
     @cached_property
     def protected(self) -> Tensor:

@@ -3,16 +3,12 @@
 Random controls hash (seed, sample, layer, position, group): the same numbers in any batch, and when a layer runs again.
 """
 
+import hashlib
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from hashlib import _Hash
-
 
 # Odd 64-bit constants of the splitmix64 finaliser, as signed integers; int64 products wrap, which is what is wanted.
 _MULTIPLIERS = (-4658895280553007687, -7723592293110705685)
@@ -37,7 +33,7 @@ def sample_seeds(record_ids: Sequence[str], device: torch.device) -> Tensor:
     return torch.tensor([zlib.crc32(name.encode()) for name in record_ids], dtype=torch.int64, device=device)
 
 
-def digest_tensor(digest: "_Hash", name: str, tensor: Tensor) -> None:
+def digest_tensor(digest: "hashlib._Hash", name: str, tensor: Tensor) -> None:
     """Let a digest read a tensor: its name, dtype, shape and bytes, wherever it lies."""
     digest.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
     digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)

@@ -74,16 +74,14 @@ def nearest_anchor(anchors_BhN: Tensor, entries_BN: Tensor) -> Tensor:
     """
     length = entries_BN.shape[-1]
     rows_N = torch.arange(length, device=entries_BN.device)
-    place_B1N = entries_BN.cumsum(-1)[:, None]
     anchors_BhN = anchors_BhN & entries_BN[:, None]
     before_BhN = torch.where(anchors_BhN, rows_N, -1).cummax(-1).values
     after_BhN = torch.where(anchors_BhN, rows_N, length).flip(-1).cummin(-1).values.flip(-1)
-    place_BhN = place_B1N.expand_as(anchors_BhN)
+    place_BhN = entries_BN.cumsum(-1)[:, None].expand_as(anchors_BhN)
     far = 2 * length  # farther than any anchor
-    back_BhN = place_BhN - place_BhN.gather(-1, before_BhN.clamp(min=0))
-    ahead_BhN = place_BhN.gather(-1, after_BhN.clamp(max=length - 1)) - place_BhN
-    back_BhN = back_BhN.masked_fill(before_BhN < 0, far)
-    ahead_BhN = ahead_BhN.masked_fill(after_BhN == length, far)
+    back_BhN = (place_BhN - place_BhN.gather(-1, before_BhN.clamp(min=0))).masked_fill(before_BhN < 0, far)
+    there_BhN = place_BhN.gather(-1, after_BhN.clamp(max=length - 1))
+    ahead_BhN = (there_BhN - place_BhN).masked_fill(after_BhN == length, far)
     nearest_BhN = torch.where(back_BhN <= ahead_BhN, before_BhN, after_BhN)
     return torch.where(~entries_BN[:, None] | ((back_BhN == far) & (ahead_BhN == far)), rows_N, nearest_BhN)
 

@@ -44,13 +44,12 @@ def best_in_bytes(
     batch, heads, length = key_BhN.shape
     if not length:
         return torch.zeros_like(key_BhN, dtype=torch.bool), torch.zeros_like(groups_BhNs, dtype=torch.bool)
-    times = 1 if pooled else heads
 
     def by_pool(of_heads: Tensor) -> Tensor:
         return of_heads.transpose(1, 2).flatten(1, 2) if pooled else of_heads.flatten(0, 1)
 
     competes_RM, always_RM = (by_pool(marks.expand(-1, heads, -1)) for marks in (competes_BhN, always_BhN))
-    budget_R = budget.reshape(batch, -1).expand(-1, times).flatten()
+    budget_R = budget.reshape(batch, -1).expand(-1, 1 if pooled else heads).flatten()
     kept_RM, groups_RMs = _spent(by_pool(key_BhN), by_pool(groups_BhNs), competes_RM, always_RM, costs, budget_R)
     if pooled:
         kept_BNh = kept_RM.reshape(batch, length, heads)

@@ -213,13 +213,9 @@ class RoutingConfig:
 _OF_BYTES = ("byte_share", "byte_pool", "sinks", "window", "warm_start")
 _OF_ROUTERS = ("query_conditioned", "value_gate", "score_prior", "query_rank", "features")
 _RANGES = (
-    ("balance_weight", 0, 10**6),
-    ("query_rank", 1, 4096),
-    ("temperature", 1, 1),
-    ("sinks", 0, MAX_TOKENS),
-    ("window", 0, MAX_TOKENS),
-    ("seed", 0, MAX_SEED),
-)
+    ("balance_weight", 0, 10**6), ("query_rank", 1, 4096), ("temperature", 1, 1), ("sinks", 0, MAX_TOKENS),
+    ("window", 0, MAX_TOKENS), ("seed", 0, MAX_SEED),
+)  # fmt: skip
 SelectorInput = View
 """Its name up to version 0.3."""
 

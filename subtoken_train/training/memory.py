@@ -176,9 +176,8 @@ def check_strategy(quantization: str, strategy: Any) -> None:
 
 
 def _held(parts: CompressedBackbone, step: Step) -> Iterator[tuple[str, int]]:
-    divided = _DIVIDED.get(step.strategy, 0)
+    divided, host = _DIVIDED.get(step.strategy, 0), step.strategy == "zero3_offload"
     share = [step.processes if level < divided else 1 for level in range(3)]
-    host = step.strategy == "zero3_offload"
     weights, layer = _frozen_bytes(parts, step.quantization)
     trained, whole = checkpoint_bytes(parts, step.optimizer)
     yield "frozen weights", 0 if host else ceil(weights / share[2])

@@ -188,8 +188,7 @@ class SubTokenModule(L.LightningModule):
         answer = checked_loss(self.loss, LossInput(logits, targets, rows, result.state, teacher)) * share
         weight, balance = 0.0, torch.zeros((), device=self.device)
         if result.state is not None and self.routing_config is not None:
-            weight = self.routing_config.balance_weight
-            balance = self._balance(result.state, self.routing_config)
+            weight, balance = self.routing_config.balance_weight, self._balance(result.state, self.routing_config)
         self.log("train/loss", answer.detach() * window_size / accumulation, prog_bar=True, sync_dist=True)
         self.log("train/balance", balance.detach(), sync_dist=True)
         self.last_step = StepRecord(micro.regions_BN, result.rows, result.spans, result.state, result.kept)

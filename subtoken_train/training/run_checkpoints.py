@@ -115,10 +115,9 @@ class RandomState(Callback):
             "torch": torch.get_rng_state(),
             "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
         }
-        states = [own]
+        states = [own] * trainer.world_size
         if trainer.world_size > 1:
-            states *= trainer.world_size
-            torch.distributed.all_gather_object(states, states[0])
+            torch.distributed.all_gather_object(states, own)
         checkpoint["random_state"] = states
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
