@@ -163,7 +163,7 @@ def look_ahead(
     if state is not None:
         state.ahead[layer] = value_BND
     if split is not None:
-        value_BhNd = value_BND.reshape(*value_BND.shape[:2], -1, attention.head_dim).transpose(1, 2)
+        value_BhNd = torch.unflatten(value_BND, -1, (-1, attention.head_dim)).transpose(1, 2)
         query_BHNd, key_BhNd = chosen or (value_BhNd, value_BhNd)  # of no account where nothing chooses
         here = split.on(value_BND.device)
         split.ahead[layer] = here.decide(layer, query_BHNd, key_BhNd, value_BhNd, attention.scaling)

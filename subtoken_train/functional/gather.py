@@ -107,9 +107,3 @@ def each_tensor(parts: T, take: Callable[[Tensor], Tensor]) -> T:
         changed = parts if all(new[name] is own[name] for name in own) else replace(parts, **new)
     made: T = changed
     return made
-
-
-def pad_rows(rows_BNx: Tensor, length: int) -> Tensor:
-    """Put zeros behind the rows of each sample until these are ``length``."""
-    missing, inner = length - rows_BNx.shape[1], rows_BNx.dim() - 2
-    return torch.nn.functional.pad(rows_BNx, [0, 0] * inner + [0, missing]) if missing else rows_BNx

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# Odd 64-bit constants of the splitmix64 finaliser, as signed integers; int64 products wrap, which is what is wanted.
+# Odd 64-bit constants of the splitmix64 finaliser, as signed integers; int64 products wrap.
 _MULTIPLIERS = (-4658895280553007687, -7723592293110705685)
 _STEP = -7046029254386353131
 

@@ -32,7 +32,7 @@ BLOCK = 4096  # entries whose squares exist at a time
 def query_energy(query_BHNd: Tensor, rows_BN: Tensor, kv_heads: int, most: int | None = None) -> Tensor:
     """Return the mean square of marked rows' queries in each channel of a key-value head, [B, h, d]; 0 without rows."""
     mean_BHd = asking(query_BHNd, rows_BN, most).square().sum(1) / rows_BN.sum(-1).clamp(min=1)[:, None, None]
-    return mean_BHd.view(len(mean_BHd), kv_heads, -1, mean_BHd.shape[-1]).mean(2)
+    return torch.unflatten(mean_BHd, 1, (kv_heads, -1)).mean(2)
 
 
 def asking(query_BHNd: Tensor, rows_BN: Tensor, most: int | None = None) -> Tensor:
@@ -74,7 +74,7 @@ def turn_of(
 def query_lengths(query_BHNd: Tensor, rows_BN: Tensor, kv_heads: int, most: int | None = None) -> Tensor:
     """Return w: the length of each channel over the marked rows of the group's mean query, [B, h, d] in fp32."""
     query_BWHd = asking(query_BHNd, rows_BN, most)
-    pooled_BWhd = query_BWHd.view(*query_BWHd.shape[:2], kv_heads, -1, query_BWHd.shape[-1]).mean(3)
+    pooled_BWhd = torch.unflatten(query_BWHd, 2, (kv_heads, -1)).mean(3)
     length_Bhd = pooled_BWhd.square().sum(1).sqrt()
     return torch.maximum(length_Bhd, LEAST * length_Bhd.median(-1, keepdim=True).values)
 
@@ -134,7 +134,7 @@ FLATTEST = 1e-6
 
 def output_metric(weight_DHd: Tensor, kv_heads: int, width: int) -> Tensor:
     """Return the mean of ``W_o^T W_o`` over each key-value head's H / h neighbouring query heads, [h, d, d]."""
-    weight_hGDd = weight_DHd.double().reshape(len(weight_DHd), kv_heads, -1, width).permute(1, 2, 0, 3)
+    weight_hGDd = torch.unflatten(weight_DHd.double(), -1, (kv_heads, -1, width)).permute(1, 2, 0, 3)
     return (weight_hGDd.transpose(-1, -2) @ weight_hGDd).mean(1)
 
 

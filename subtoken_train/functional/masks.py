@@ -1,9 +1,9 @@
-"""Group masks with exact budgets, their product with values and the gradient that passes through them, and statistics.
+"""Group masks with exact budgets, their product with values, the gradient that passes through them, statistics.
 
 Legend: B batch, N positions, S groups; D model width, V value width d_v = H * d, H key-value heads, d head width, R
-query heads per key-value head; h heads that are split apart (1 where a group may span them), g channels of a group in
-one of these. Ranking is done in fp32; ties go to the lower index (group within a token; token, then group, across a
-sample). ``routed_BN`` (bool) marks the tokens that count (paper, sections 3.3 to 3.6).
+query heads per key-value head; h heads that are split apart, g channels of a group in one. Ranking is done in fp32;
+ties go to the lower index (group within a token; token, then group, across a sample). ``routed_BN`` (bool) marks the
+tokens that count (paper, sections 3.3 to 3.6).
 """
 
 import math
@@ -58,7 +58,7 @@ def global_mask(scores_BNS: Tensor, kept_groups: int, routed_BN: Tensor) -> Tens
 
 
 def reach_of(marked_BN: Tensor) -> slice:
-    """Return the places from the first to the last that any sample marks; all where reading them would take long."""
+    """Return the places from the first to the last that a sample marks; all where the host does not read."""
     if marked_BN.device.type in causal_attention.DEVICES:
         return slice(None)
     marks = marked_BN.any(0).tolist()
@@ -87,8 +87,7 @@ def apply_group_mask(
     ``slope``: logits and learns of a hard mask without a fill, see ``straight_through``.
     """
     heads, mask_BNS = 1 if layout == "contiguous" else num_kv_heads, mask_BNS.to(value_BNV.dtype)
-    width = value_BNV.shape[-1] // heads // mask_BNS.shape[-1]
-    groups_BNhSg = value_BNV.reshape(*value_BNV.shape[:-1], heads, mask_BNS.shape[-1], width)
+    groups_BNhSg = torch.unflatten(value_BNV, -1, (heads, mask_BNS.shape[-1], -1))
     masked: Callable[..., Tensor] = _MaskedGroups.apply
     routed_BNhSg = masked(groups_BNhSg, mask_BNS, *(slope or (None, None)))
     if fill_BV is not None:
@@ -106,11 +105,10 @@ class _MaskedGroups(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         groups, mask, logits, learns = ctx.saved_tensors
-        of_groups = gradients[0] * mask[..., None, :, None]
-        if logits is None and not ctx.needs_input_grad[1]:
-            return of_groups, None, None, None
-        of_mask = (gradients[0] * groups).sum((2, 4))
-        if logits is None:
+        of_groups, of_mask = gradients[0] * mask[..., None, :, None], None
+        if logits is not None or ctx.needs_input_grad[1]:
+            of_mask = (gradients[0] * groups).sum((2, 4))
+        if logits is None or of_mask is None:
             return of_groups, of_mask, None, None
         slope = torch.ops.aten.sigmoid_backward(of_mask.to(logits.dtype), logits.sigmoid())
         return of_groups, None, slope if learns is None else slope * learns, None
@@ -177,7 +175,7 @@ _LEAST_DEVIATION = 1e-4  # equal norms differ by rounding, which must not be blo
 
 def head_grams(output_weight: Tensor, num_kv_heads: int, head_dim: int, num_groups: int, layout: Layout) -> Tensor:
     """Return Gram matrices sum_q W_q^T W_q of a key-value head's query heads, fp32 [H, d, d], 0 between groups."""
-    columns_DHRd = output_weight.float().reshape(len(output_weight), num_kv_heads, -1, head_dim)
+    columns_DHRd = torch.unflatten(output_weight.float(), -1, (num_kv_heads, -1, head_dim))
     with torch.autocast(output_weight.device.type, enabled=False):
         gram_Hdd = torch.einsum("xhrd,xhre->hde", columns_DHRd, columns_DHRd)
     group_of_S = torch.arange(num_groups, device=output_weight.device)
@@ -189,7 +187,7 @@ def head_grams(output_weight: Tensor, num_kv_heads: int, head_dim: int, num_grou
 def contribution_norms(value_BNV: Tensor, gram_Hdd: Tensor, num_groups: int, layout: Layout) -> Tensor:
     """Return the root of the sum over query heads of ||W_q,g v_g||^2, fp32 [B, N, S], without cross-head products."""
     num_kv_heads, head_dim = gram_Hdd.shape[:2]
-    value_BNHd = value_BNV.float().reshape(*value_BNV.shape[:-1], num_kv_heads, head_dim)
+    value_BNHd = torch.unflatten(value_BNV.float(), -1, (num_kv_heads, head_dim))
     with torch.autocast(value_BNV.device.type, enabled=False):
         shares_BNV = (value_BNHd * torch.einsum("bnhd,hde->bnhe", value_BNHd, gram_Hdd)).flatten(-2)
     squared_BNS = split_groups(shares_BNV, num_groups, num_kv_heads, layout).sum(-1)

@@ -52,8 +52,7 @@ def best_in_bytes(
     budget_R = budget.reshape(batch, -1).expand(-1, 1 if pooled else heads).flatten()
     kept_RM, groups_RMs = _spent(by_pool(key_BhN), by_pool(groups_BhNs), competes_RM, always_RM, costs, budget_R)
     if pooled:
-        kept_BNh = kept_RM.reshape(batch, length, heads)
-        return kept_BNh.transpose(1, 2), groups_RMs.reshape(batch, length, heads, -1).transpose(1, 2)
+        return kept_RM.reshape(batch, length, heads).mT, groups_RMs.reshape(batch, length, heads, -1).transpose(1, 2)
     return kept_RM.reshape(batch, heads, length), groups_RMs.reshape(batch, heads, length, -1)
 
 

@@ -1,7 +1,4 @@
-"""Weights that bitsandbytes holds in 4 or 8 bits, as the matrices that they stand for. Legend: O output width.
-
-Nothing here needs bitsandbytes before such a weight is met.
-"""
+"""Weights that bitsandbytes holds in 4 or 8 bits, as the matrices that they stand for. Legend: O output width."""
 
 import math
 from typing import Any

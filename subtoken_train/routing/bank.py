@@ -16,12 +16,12 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import logsigmoid, pad
 from torch.utils.hooks import RemovableHandle
 
 from subtoken_train.forks import undoing
 from subtoken_train.functional import masks
-from subtoken_train.functional.gather import last_marked, masked_mean, pad_rows
+from subtoken_train.functional.gather import last_marked, masked_mean
 from subtoken_train.functional.groups import split_groups
 from subtoken_train.functional.objective import balance_loss
 from subtoken_train.functional.one_budget import best_in_bytes, budget_bytes, cut_logit
@@ -55,7 +55,7 @@ class RoutingState:
     """The projection's input and output that wait for ``route_deferred``; None where nothing waits."""
     rank_BN: Tensor | None = None
     """The reducer's rank of each routed token within its sample, int64, 0 the best; None where it ranks nothing."""
-    reach: slice = field(default_factory=lambda: slice(None))  # outside of these rows none is routed
+    reach: slice = field(default_factory=lambda: slice(None))  # rows that hold all routed ones
     masks: dict[int, Tensor] = field(default_factory=dict)  # hard masks, bool [B, N, S]; True in an unrouted token
     keys: dict[int, Tensor] = field(default_factory=dict)
     """Keys that stay under a byte budget, bool [B, h, N], all of an unrouted token; empty under other budgets."""
@@ -87,8 +87,11 @@ class RoutingState:
 
     def balances(self) -> Tensor:
         """Return the balance loss of each of ``choices`` and sample, [layers, B]; rows that are gone are unrouted."""
-        rows = max(scores_BNS.shape[1] for scores_BNS, *_ in self.choices.values())
-        joined = (torch.cat([pad_rows(x, rows) for x in parts]) for parts in zip(*self.choices.values(), strict=True))
+        n = max(scores_BNS.shape[1] for scores_BNS, *_ in self.choices.values())
+        joined = (
+            torch.cat([x if x.shape[1] == n else pad(x, (0, 0) * (x.dim() - 2) + (0, n - x.shape[1])) for x in parts])
+            for parts in zip(*self.choices.values(), strict=True)
+        )
         return balance_loss(*joined).reshape(len(self.choices), -1)
 
 
@@ -160,7 +163,7 @@ class RouterBank(nn.Module):
         self.prior = None if config.score_prior == "none" else SELECTORS[config.score_prior](hidden_size, config)
         self._output_norms: OutputNorms | None = None
         self._state: RoutingState | None = None
-        self._projections: list[nn.Module] = []  # a list: they are no parts of the bank
+        self._projections: list[nn.Module] = []  # a list: no parts of the bank
         self._value_start = 0
 
     @property
@@ -306,7 +309,7 @@ class RouterBank(nn.Module):
         factor_BNS = hard_BNS | ~routed_BN1
         state.masks[layer] = factor_BNS.to(home)
         if self.selectors[layer].learned:
-            # not overwritten when checkpointing recomputes a layer: the state would hold on to the recomputed graph
+            # not overwritten when checkpointing recomputes a layer: the state would hold on to that graph
             state.choices.setdefault(layer, (scores_BNS, hard_BNS, routed_BN))
             if config.drops and not self.whole and torch.is_grad_enabled():  # the sigmoid's slope at its margin
                 slope = margin_BNS, learns_BN[..., None]
@@ -315,7 +318,7 @@ class RouterBank(nn.Module):
             if config.value_gate:
                 factor_BNS = torch.where(routed_BN1, factor_BNS * self.gates[layer](scores_BNS), 1.0)
         value_BND = masks.apply_group_mask(value_BND, factor_BNS, heads, config.layout, fill_BV, slope)
-        value_BhNd = value_BND.reshape(*value_BND.shape[:2], heads, -1).transpose(1, 2)
+        value_BhNd = torch.unflatten(value_BND, -1, (heads, -1)).transpose(1, 2)
         return LateValues(value_BhNd, learns_BN, keys_BhN, key_logits_BhN)
 
     def _gate(
@@ -331,7 +334,7 @@ class RouterBank(nn.Module):
         else:
             seen_BhN = torch.where(logits_BhN >= 0, 0.0, -torch.inf)
         state.masks[layer] = torch.ones_like(state.routed_BN[..., None])
-        value_BhNd = value_BND.reshape(*value_BND.shape[:2], self.shape.num_kv_heads, -1).transpose(1, 2)
+        value_BhNd = torch.unflatten(value_BND, -1, (self.shape.num_kv_heads, -1)).transpose(1, 2)
         return LateValues(value_BhNd, routed_BN, gate_BhN=torch.where(routed_BN[:, None], seen_BhN, 0.0))
 
     def gate_logits(self, layer: int, input_BND: Tensor) -> Tensor:
@@ -376,7 +379,7 @@ class RouterBank(nn.Module):
             scores_BNO = scores_BNO + self.features[layer](view, routed_BN)
         if self.prior is not None:
             prior_BNS = masks.standardised_log(self.prior(view), routed_BN)  # of groups; keys have none
-            scores_BNO = scores_BNO + nn.functional.pad(prior_BNS, (0, self.outputs - config.num_groups))
+            scores_BNO = scores_BNO + pad(prior_BNS, (0, self.outputs - config.num_groups))
         return torch.cat([scores_BNO, scores_BNO], -1) if self.whole else scores_BNO
 
     def _choose(self, scores_BNS: Tensor, state: RoutingState, routed_BN: Tensor) -> Tensor:
@@ -400,7 +403,7 @@ class RouterBank(nn.Module):
         both = list(routed), [self._always(marks_BN) for marks_BN in routed]
         competes_BhN, always_BhN = (torch.stack(marks, 1).repeat_interleave(heads, 1) for marks in both)
         key_BhN = torch.cat([keys_BNh.mT for _, keys_BNh in logits], 1)
-        offered_BhNs = torch.cat([x.reshape(*x.shape[:2], heads, -1).transpose(1, 2) for x, _ in logits], 1)
+        offered_BhNs = torch.cat([torch.unflatten(x, -1, (heads, -1)).transpose(1, 2) for x, _ in logits], 1)
         costs, pooled = head_costs(self.shape, config.num_groups), config.byte_pool in ("layer", "all")
         count_B = competes_BhN.sum((1, 2)) if pooled else routed[0].sum(-1)
         budget = budget_bytes(count_B, costs.dense, exact(config.byte_share))
