@@ -16,8 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 def has_unit() -> bool:
     """Return whether this processor multiplies bfloat16 numbers itself."""
-    found = torch.cpu.get_capabilities()
-    return any(found.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
+    return any(torch.cpu.get_capabilities().get(name, False) for name in ("avx512_bf16", "amx_bf16"))
 
 
 def products() -> AbstractContextManager[object]:

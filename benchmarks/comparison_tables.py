@@ -48,8 +48,7 @@ class Arm:
 
     def _in(self, group: str) -> npt.NDArray[np.bool_]:
         described = np.isin(self.kinds, DESCRIPTION_KINDS)
-        chosen = {"questions": ~described, "descriptions": described}.get(group, self.kinds == group)
-        return np.asarray(chosen)
+        return np.asarray({"questions": ~described, "descriptions": described}.get(group, self.kinds == group))
 
 
 def read_records(folder: Path) -> dict[str, Arm]:
@@ -143,8 +142,7 @@ def _with_seeds(arm: Arm, seeds: set[int]) -> Arm:
     """The arm's runs with these seeds: a pair is compared over the seeds that both have."""
     rows = [row for row, seed in enumerate(arm.seeds) if seed in seeds]
     measures = {name: figures_sn[rows] for name, figures_sn in arm.measures.items()}
-    seeds_left = tuple(arm.seeds[row] for row in rows)
-    return replace(arm, seeds=seeds_left, scores_sn=arm.scores_sn[rows], measures=measures)
+    return replace(arm, seeds=tuple(arm.seeds[row] for row in rows), scores_sn=arm.scores_sn[rows], measures=measures)
 
 
 def _mean_cell(scores: Scores) -> str:

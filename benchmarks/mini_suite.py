@@ -117,8 +117,7 @@ def read_scores(path: Path = CSV_FILE) -> pd.DataFrame:
 
 def printed_scores() -> dict[tuple[str, str], dict[str, Any]]:
     """(arm, task) -> the row of its printed score."""
-    scores = read_scores()
-    rows = scores[scores.score == "score"].to_dict("records")
+    rows = read_scores().query("score == 'score'").to_dict("records")
     return {(row["arm"], row["task"]): row for row in rows}
 
 

@@ -74,8 +74,7 @@ def rounds(
             for side in in_turns(sides[name], turn):
                 answers[name][side].append(workers[side].ask(method=name, **message))
     last = {name: {side: each[-1] for side, each in found.items()} for name, found in answers.items()}
-    taken = {name: {side: each[warmup:] for side, each in found.items()} for name, found in answers.items()}
-    return taken, last
+    return {name: {side: each[warmup:] for side, each in found.items()} for name, found in answers.items()}, last
 
 
 def measure(

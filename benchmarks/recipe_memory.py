@@ -24,8 +24,7 @@ def predict(name: str, overlay: str | None = None) -> MemoryEstimate:
         argv += ["--config", f"recipes/memory/{overlay}.yaml"]
     cli = RecipeCLI(argv)
     parts = lay_out(cli.model, offline=True)
-    prompt = nominal_prompt(parts.family, cli.datamodule)
-    return estimate_memory(parts, training_step(cli, parts, prompt))
+    return estimate_memory(parts, training_step(cli, parts, nominal_prompt(parts.family, cli.datamodule)))
 
 
 def table() -> str:

@@ -1,7 +1,7 @@
 """Methods that are trained to drop entries, beside others of the same bytes, on SmolLM2, before the question is known.
 
-python -m benchmarks.rivals texts again.jsonl      # what arms of recipes/real/rivals.yaml learn from
-python -m benchmarks.rivals record results/rivals  # results/real_text/rivals.csv.xz, table of docs/trained_arms.md
+python -m benchmarks.rivals texts again.jsonl             # what arms of recipes/real/rivals.yaml learn from
+python -m benchmarks.rivals record results/rivals rivals  # results/real_text/rivals.csv.xz, table of trained_arms.md
 """
 
 import json
@@ -18,7 +18,9 @@ from benchmarks.real_text import OUT, ROOT
 from subtoken_train.cli.recommend import interval_cell as cell
 from subtoken_train.evaluation.intervals import bootstrap_interval
 
-CSV, PAGE, PROSE = OUT / "rivals.csv.xz", ROOT / "docs/trained_arms.md", Path("data/english_text/train.jsonl")
+TABLES, PAGE, PROSE = ("rivals", "adapted"), ROOT / "docs/trained_arms.md", Path("data/english_text/train.jsonl")
+UNSHOWN = "full cache|LKV|byte budget|.* from KVzap's maps|.* from KVzap's nets, 4 bits|KVzap with LKV's shares.*"
+"""Arms in the record alone: what others are compared with, and what is far behind or of no account."""
 
 
 def chats() -> Iterator[str]:
@@ -34,10 +36,11 @@ def chats() -> Iterator[str]:
         yield json.dumps({"id": f"said-{number}", "messages": turns}) + "\n"
 
 
-def table(rows: pd.DataFrame) -> str:
+def table(name: str) -> str:
     """Write each arm's bytes, the facts it recalls, and the text it loses against the full cache, samples paired."""
+    rows = pd.read_csv(OUT / f"{name}.csv.xz")
     scores, cells = rows.pivot(index=["task", "id"], columns="arm", values="score"), []
-    for arm, own in rows[rows["arm"] != "full cache"].groupby("arm"):
+    for arm, own in rows[~rows["arm"].str.fullmatch(UNSHOWN)].groupby("arm"):
         shares = own.groupby("task").sum(numeric_only=True).eval("region_bytes / region_dense_bytes")
         less = (scores[arm] - scores["full cache"])["text_loss"]
         facts, nats = ([x.mean(), *bootstrap_interval(x)] for x in (100 * scores[arm]["facts"], less))
@@ -53,5 +56,6 @@ if __name__ == "__main__":
     else:
         files = sorted(Path(sys.argv[2]).glob("*/*/samples-*.jsonl"))
         named = [pd.read_json(each, lines=True).assign(arm=each.parts[-3], task=each.parts[-2]) for each in files]
-        pd.concat(named)[["arm", "task", "id", "score", "region_bytes", "region_dense_bytes"]].to_csv(CSV, index=False)
-        put(PAGE, "rivals", table(pd.read_csv(CSV)))
+        named = pd.concat(named)[["arm", "task", "id", "score", "region_bytes", "region_dense_bytes"]]
+        named.to_csv(OUT / f"{sys.argv[3]}.csv.xz", index=False, float_format="%.6g")
+        put(PAGE, sys.argv[3], table(sys.argv[3]))

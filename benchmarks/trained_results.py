@@ -24,7 +24,7 @@ ROLES = {"anchor": "anchor", "lead": "leading groups", "vn": "value norm", "best
 KEY = ["list", "arm", "less", "group", "measure"]
 LISTS = ("two_stage", "recall", "routed_recall", "bytes")
 """Comparisons beside ``matched``, by the beginning of their file's name."""
-SHOWN = {"two_stage": ("25.0%", "15.6%"), "recall": ("21.9%",), "routed_recall": ("17.6%", "17.5%")}
+SHOWN = {"two_stage": ("25.0%", "15.6%"), "recall": ("21.9%",)}
 BETWEEN = ("S8K2", "S8K6", "MLP")
 """Comparisons that the page shows arm by arm, at some sizes, and what names arms that it leaves out."""
 TRIALS = ("first", "visionzip", "beyond", "fill", "screens")
