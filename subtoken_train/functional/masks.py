@@ -99,7 +99,7 @@ def apply_group_mask(
 class _MaskedGroups(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, groups: Tensor, mask: Tensor, *slope: Tensor | None) -> Tensor:
-        ctx.save_for_backward(groups, mask, *slope)
+        ctx.save_for_backward(groups if slope[0] is not None or mask.requires_grad else None, mask, *slope)
         return groups * mask[..., None, :, None]
 
     @staticmethod
