@@ -134,12 +134,11 @@ def _is_option(word: str) -> bool:
 
 
 EVICTION_SETTINGS = ("eviction", "eviction_keep", "eviction_every", "eviction_options", "scope")
-_CACHES = ("kv_dtype", "dtype", "max_pixels", "key_channels", "key_axes", "merge", "prefill_chunk", "rerotate")
 
 
 def add_compression_options(parser: ArgumentParser) -> None:
     """Add a plain backbone's reducer and value groups, and for every model the eviction and precision of its cache."""
-    add_settings(parser, "reducer", "keep_ratio", "selector", "groups", "layout", *EVICTION_SETTINGS, *_CACHES)
+    add_settings(parser, *(name for name in FLAGGED if name not in ("adapter", "backbone", "protocol")))
 
 
 def add_settings(parser: ArgumentParser, *names: str) -> None:

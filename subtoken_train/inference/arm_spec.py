@@ -61,6 +61,7 @@ class ArmSpec(ArmSettings):
             check_word("dtype", self.dtype, DTYPES)
         if self.adapter is None:
             self._check_reducer()
+            refuse((self.byte_share is not None, f"{say('byte_share')} is for routers of {say('adapter', 'DIR')}"))
             if any(getattr(self, name) is not None for name in ("groups", "selector", "layout")):
                 assert self.routing is not None
         else:
@@ -139,7 +140,8 @@ class ArmSpec(ArmSettings):
             loaded = load_backbone(str(self.backbone), revision, backbone, reducer, device, **how)
         else:  # what is no adapter would be taken for a backbone
             path, where = adapter_folder(self.adapter, revision), backbone or self.backbone
-            loaded = load_backbone(path, None, where, reducer, device, selector=self.selector, **how)
+            how |= {"selector": self.selector, "byte_share": self.byte_share}
+            loaded = load_backbone(path, None, where, reducer, device, **how)
         return SubTokenModel.around(loaded, compression)
 
     @property
@@ -156,8 +158,8 @@ class ArmSpec(ArmSettings):
 
     @property
     def overrides(self) -> bool:
-        """Return whether reducer or selector differ from those that the adapter was trained under."""
-        changes = self.reducer, self.keep_ratio is not None, self.reducer_options, self.selector
+        """Return whether reducer, selector or bytes differ from those that the adapter was trained under."""
+        changes = self.reducer, self.keep_ratio is not None, self.reducer_options, self.selector, self.byte_share
         return self.adapter is not None and any(changes)
 
 

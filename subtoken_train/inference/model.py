@@ -152,6 +152,7 @@ class SubTokenModel:
         groups: tuple[int, int] | str | None = None,
         selector: str | None = None,
         layout: str | None = None,
+        byte_share: float | None = None,
         **settings: Unpack[CompressionSettings],
     ) -> Self:
         """Load an adapter with the backbone that it names, or a backbone alone.
@@ -166,6 +167,7 @@ class SubTokenModel:
             dtype: of the frozen weights; ``auto``: an adapter's own, of a backbone alone that of its files. Default: an
                 adapter's own, of a backbone alone float32. ``torch_dtype`` is the same.
             groups: for a backbone alone, as ``selector`` and ``layout``: value groups without training.
+            byte_share: what an adapter's routers with one byte budget keep; None: what they were trained to keep.
             settings: how caches are compressed, see ``CompressionSettings``.
         """
         compression = compression_of(settings, _keywords(cls.from_pretrained))
@@ -173,9 +175,9 @@ class SubTokenModel:
         pairs = {"dtype and torch_dtype": (dtype, torch_dtype), "device and device_map": (device, device_map)}
         for names, given in pairs.items():
             refuse((None not in given, f"{names} are two names for the same setting; give one of them"))
-        loading = loading_of(path, revision, torch_dtype if dtype is None else dtype)
-        place = device_map if device is None else device
-        loaded = load_backbone(path, revision, backbone, own, place, routing=routing, loading=loading)
+        how: dict[str, Any] = {"routing": routing, "byte_share": byte_share}
+        how["loading"] = loading_of(path, revision, torch_dtype if dtype is None else dtype)
+        loaded = load_backbone(path, revision, backbone, own, device_map if device is None else device, **how)
         return cls.around(loaded, compression)
 
     def to(

@@ -81,6 +81,7 @@ class ModelPool:
         backbone: BackboneConfig | str | None = None,
         reducer: Reducer | None = None,
         selector: str | None = None,
+        byte_share: float | None = None,
         seed: int | None = None,
         routing: RoutingConfig | None = None,
         loading: Mapping[str, Any] | None = None,
@@ -91,6 +92,7 @@ class ModelPool:
             reducer: takes the place of the adapter's own (a matched anchor: the same LoRA at another ratio).
             selector: takes the place of the adapter's routers: ``none`` (values stay whole), or a router-free selector
                 at the same S and K, with a ``seed`` where it draws.
+            byte_share: takes the place of that of routers with one byte budget.
             loading: settings of the backbone (dtype, max_pixels) in the place of its own.
         """
         chooses, named = selector not in (None, "none"), isinstance(backbone, str)
@@ -99,7 +101,7 @@ class ModelPool:
         if (folder := self.find(path, revision)) is None:
             alone = f"{path} is not an adapter folder (no {CONFIG_FILE}); backbone={backbone!r} needs one"
             routes = f"selector={selector!r} takes the place of an adapter's routers; {path} has no adapter"
-            refuse((named, alone), (chooses, routes))
+            refuse((named, alone), (chooses, routes), (byte_share is not None, f"byte_share: {path} has no adapter"))
             source = replace(backbone if isinstance(backbone, BackboneConfig) else BackboneConfig(), **(loading or {}))
             source = replace(source, path=str(path), revision=revision or source.revision)
             reducer = reducer or build_reducer("none")
@@ -113,9 +115,9 @@ class ModelPool:
             (config.merged and named, f"{path} is merged and holds its own backbone; leave backbone out"),
         )
         source = replace(adapter_backbone(folder, config, backbone), **(loading or {}))
-        changed = with_selection(config, reducer, selector, seed, str(path))
+        changed = with_selection(config, reducer, selector, seed, byte_share, str(path))
         family = self._cleared(source, changed.reducer)
-        self._current, _ = put_adapter(folder, changed, family, source, routers=changed.routing == config.routing)
+        self._current, _ = put_adapter(folder, changed, family, source, routers=selector is None)
         return self._placed(self._current)
 
     def _cleared(self, source: BackboneConfig, reducer: Reducer) -> Family:
@@ -184,16 +186,25 @@ def adapter_backbone(folder: Path, config: AdapterConfig, backbone: BackboneConf
 
 
 def with_selection(
-    config: AdapterConfig, reducer: Reducer | None, selector: str | None, seed: int | None, name: str
+    config: AdapterConfig,
+    reducer: Reducer | None,
+    selector: str | None,
+    seed: int | None,
+    byte_share: float | None,
+    name: str,
 ) -> AdapterConfig:
-    """Return the adapter's settings with another reducer or selector."""
+    """Return the adapter's settings with another reducer, selector or share of bytes."""
     changed, routing = config if reducer is None else replace(config, reducer=reducer), config.routing
     frozen = f"ranking 'frozen' ranks without the LoRA, which {name} has merged into its weights"
     unrouted = selector not in (None, "none") and routing is None
+    spends = selector is None and routing is not None and routing.budget == "bytes"
     refuse(
         (changed.merged and changed.reducer.frozen_scout, f"{frozen}; use the unmerged adapter, or ranking adapted"),
         (unrouted, f"selector={selector!r}: {name} routes nothing, so there is no S and K for it to use"),
+        (byte_share is not None and not spends, f"byte_share={byte_share}: {name} spends no byte budget; leave it out"),
     )
+    if byte_share is not None and routing is not None:
+        return replace(changed, routing=replace(routing, byte_share=byte_share))
     if selector is None or routing is None:
         return changed
     free = None if selector == "none" else routing.without_router(selector)

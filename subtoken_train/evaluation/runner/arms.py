@@ -72,6 +72,7 @@ def load_arm(spec: ArmSpec, pool: ModelPool) -> CompressedBackbone:
         backbone=None if adapter is None else spec.backbone,
         reducer=_reducer(spec, pool),
         selector=None if adapter is None else spec.selector,
+        byte_share=spec.byte_share,
         seed=spec.seed,
         routing=spec.routing,
         loading=spec.loading,
@@ -201,6 +202,7 @@ def arm_name(spec: ArmSpec, config: AdapterConfig | None = None) -> str:
             keep = f"_{threshold.label.partition(' mean')[0]}".replace(" ", "_")
         parts.append("+".join(notation_names(spec.eviction)) + keep + (f"_{spec.scope}" if spec.scope else ""))
     others = {
+        f"bytes{spec.byte_share}": spec.byte_share is not None,
         f"every{spec.eviction_every}": spec.eviction_every is not None,
         f"merge_{spec.merge}": spec.merge is not None,
         f"keys{spec.key_channels:.6g}": spec.key_channels != 1,
@@ -297,7 +299,8 @@ def _compression(spec: ArmSpec, kept: object) -> tuple[object, ...]:
 def _untrained(arm: Arm, solved: Reducer, pool: ModelPool) -> ArmSpec:
     """An untrained anchor, named after the arm as it was trained: one serves all selectors."""
     seed = arm.spec.seed if arm.spec.drawing else None
-    base = replace(arm.spec, selector=None, groups=None, layout=None, seed=seed, eviction_keep=_anchor_keep(arm.spec))
+    keep, unrouted = _anchor_keep(arm.spec), dict.fromkeys(("selector", "groups", "layout", "byte_share"))
+    base = replace(arm.spec, **unrouted, seed=seed, eviction_keep=keep)
     config = None if base.adapter is None else pool.adapter(base.adapter)
     return replace(
         base,

@@ -90,8 +90,8 @@ class LayoutPool(ModelPool):
         if (plan := self.plans.get(str(path))) is None:
             made = super().get(path, **options)
         else:
-            reducer, selector, seed, backbone = map(options.get, ("reducer", "selector", "seed", "backbone"))
-            changed = with_selection(plan, reducer, selector, seed, str(path))
+            names = "reducer", "selector", "seed", "byte_share"
+            changed, backbone = with_selection(plan, *map(options.get, names), str(path)), options.get("backbone")
             source = replace(plan.backbone, path=backbone) if isinstance(backbone, str) else plan.backbone
             laid_out = self._cleared(replace(source, **loading), changed.reducer)
             with torch.device("meta"):
