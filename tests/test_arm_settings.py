@@ -22,7 +22,8 @@ def test_every_setting_is_declared_with_its_kind():
     assert list(MODEL_SETTINGS) == [field.name for field in fields(ModelArguments) if field.name != "written"]
     kinds = {name: setting.kind for name, setting in ARM_SETTINGS.items() if setting.kind is not str}
     assert kinds == {
-        "keep_ratio": float, "key_channels": float, "rerotate": bool, "reducer_options": dict, "eviction_options": dict,
+        "rerotate": bool, **dict.fromkeys(("reducer_options", "eviction_options"), dict),
+        **dict.fromkeys(("keep_ratio", "byte_share", "key_channels"), float),
         **dict.fromkeys(("eviction_every", "prefill_chunk", "max_pixels", "seed"), int),
     }  # fmt: skip
     assert {setting.kind for setting in ARM_SETTINGS.values()} == set(KINDS)

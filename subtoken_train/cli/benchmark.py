@@ -171,7 +171,7 @@ def _check(args: argparse.Namespace) -> None:
     refuse((args.table8 and args.peak_memory, together))
     if args.table8 or args.peak_memory:
         fixed = ["lengths", "batch_sizes", "reducer", "keep_ratio", "selector", "groups", "eviction", "key_channels"]
-        fixed += ["key_axes", "merge", "rerotate", "kv_dtype", "prefill_chunk"]
+        fixed += ["byte_share", "key_axes", "merge", "rerotate", "kv_dtype", "prefill_chunk"]
         fixed += ["new_tokens", "pairs"] if args.peak_memory else []
         protocol = "--peak-memory" if args.peak_memory else "--table8"
         check_unused(args, fixed, f"is set by {protocol}; leave one of them out", pairs=PAIRS)
@@ -215,7 +215,7 @@ def _named(args: argparse.Namespace, shrink: Shrink, spec: ArmSpec) -> Benchmark
     from subtoken_train.evaluation.runner.arms import load_arm
     from subtoken_train.inference.pool import adapter_backbone
 
-    if spec.overrides:
+    if replace(spec, byte_share=None).overrides:
         words = "is an adapter with its own reducer and routers; leave --reducer, --keep-ratio and --selector out"
         raise ValueError(f"{args.adapter} {words}")
     drawn = shrink if args.random and args.model else Shrink()
@@ -241,7 +241,7 @@ def _recipe(args: argparse.Namespace, shrink: Shrink) -> BenchmarkSource:
     from subtoken_train.families.load import layout_family
     from subtoken_train.training.preflight import lay_out
 
-    own = ("reducer", "keep_ratio", "selector", "groups", "layout")
+    own = ("reducer", "keep_ratio", "selector", "groups", "layout", "byte_share")
     check_unused(args, own, "is not read: the recipe names its own reducer and routers; leave it out")
     loading = {name: value for name in ("dtype", "max_pixels") if (value := getattr(args, name)) is not None}
     overrides = [f"--model.backbone.{name}={value}" for name, value in loading.items()]

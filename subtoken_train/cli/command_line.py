@@ -137,7 +137,7 @@ EVICTION_SETTINGS = ("eviction", "eviction_keep", "eviction_every", "eviction_op
 
 
 def add_compression_options(parser: ArgumentParser) -> None:
-    """Add a plain backbone's reducer and value groups, and for every model the eviction and precision of its cache."""
+    """Add a plain backbone's reducer and groups, an adapter's bytes, and every model's eviction, cache and dtype."""
     add_settings(parser, *(name for name in FLAGGED if name not in ("adapter", "backbone", "protocol")))
 
 

@@ -32,8 +32,7 @@ command again to continue after Ctrl-C; OUT.jsonl.records holds what is finished
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--adapter", metavar="DIR|ID", help="adapter: folder or Hub id")
-    command_line.add_settings(parser, "backbone")
+    command_line.add_settings(parser, "adapter", "backbone")
     repeated = "image; repeatable, one per <image>"
     parser.add_argument("--image", action="append", default=[], metavar="FILE", help=repeated)
     parser.add_argument("--prompt", metavar="TEXT", help="what to answer; - reads it from stdin")

@@ -56,8 +56,7 @@ _OPTIONS: tuple[tuple[str, Any, str | None, str], ...] = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--adapter", metavar="DIR|ID", help="adapter: folder or Hub id")
-    add_settings(parser, "backbone")
+    add_settings(parser, "adapter", "backbone")
     add_compression_options(parser)
     parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda:0", help=_DEVICES)
     for flag, default, metavar, words in _OPTIONS:

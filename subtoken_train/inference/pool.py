@@ -27,6 +27,7 @@ from subtoken_train.families.load import (
     stored_dtype,
 )
 from subtoken_train.families.lora import remove_lora
+from subtoken_train.ledger.kv_budget import check_share
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import RoutingConfig, check_untrained
@@ -92,7 +93,7 @@ class ModelPool:
             reducer: takes the place of the adapter's own (a matched anchor: the same LoRA at another ratio).
             selector: takes the place of the adapter's routers: ``none`` (values stay whole), or a router-free selector
                 at the same S and K, with a ``seed`` where it draws.
-            byte_share: takes the place of that of routers with one byte budget.
+            byte_share: takes the place of the adapter's own; for routers with one byte budget.
             loading: settings of the backbone (dtype, max_pixels) in the place of its own.
         """
         chooses, named = selector not in (None, "none"), isinstance(backbone, str)
@@ -101,7 +102,8 @@ class ModelPool:
         if (folder := self.find(path, revision)) is None:
             alone = f"{path} is not an adapter folder (no {CONFIG_FILE}); backbone={backbone!r} needs one"
             routes = f"selector={selector!r} takes the place of an adapter's routers; {path} has no adapter"
-            refuse((named, alone), (chooses, routes), (byte_share is not None, f"byte_share: {path} has no adapter"))
+            spends = f"byte_share={byte_share} is for an adapter's routers; {path} has no adapter"
+            refuse((named, alone), (chooses, routes), (byte_share is not None, spends))
             source = replace(backbone if isinstance(backbone, BackboneConfig) else BackboneConfig(), **(loading or {}))
             source = replace(source, path=str(path), revision=revision or source.revision)
             reducer = reducer or build_reducer("none")
@@ -197,13 +199,16 @@ def with_selection(
     changed, routing = config if reducer is None else replace(config, reducer=reducer), config.routing
     frozen = f"ranking 'frozen' ranks without the LoRA, which {name} has merged into its weights"
     unrouted = selector not in (None, "none") and routing is None
-    spends = selector is None and routing is not None and routing.budget == "bytes"
+    both = byte_share is not None and selector is not None
     refuse(
         (changed.merged and changed.reducer.frozen_scout, f"{frozen}; use the unmerged adapter, or ranking adapted"),
         (unrouted, f"selector={selector!r}: {name} routes nothing, so there is no S and K for it to use"),
-        (byte_share is not None and not spends, f"byte_share={byte_share}: {name} spends no byte budget; leave it out"),
+        (both, f"byte_share={byte_share} is for routers, whose place selector={selector!r} takes; leave one out"),
     )
-    if byte_share is not None and routing is not None:
+    if byte_share is not None:
+        check_share("byte_share", byte_share)
+        if routing is None or routing.budget != "bytes":
+            raise ValueError(f"byte_share={byte_share}: {name} spends no byte budget; leave it out")
         return replace(changed, routing=replace(routing, byte_share=byte_share))
     if selector is None or routing is None:
         return changed

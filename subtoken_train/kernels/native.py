@@ -97,8 +97,9 @@ THRESHOLDS = {"MALLOC_MMAP_THRESHOLD_": (-3, 32 * 2**20), "MALLOC_TRIM_THRESHOLD
 def keep_freed_memory() -> None:
     """Let glibc keep what a packed layer frees, or the next one faults in all its pages; its own variables go first."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    for parameter, size in THRESHOLDS.values() if mallopt and THRESHOLDS.keys().isdisjoint(os.environ) else ():
-        mallopt(parameter, size)
+    if mallopt is not None and not os.environ.keys() & {"GLIBC_TUNABLES", *THRESHOLDS}:
+        for parameter, size in THRESHOLDS.values():
+            mallopt(parameter, size)
 
 
 class _Layout:

@@ -47,6 +47,8 @@ REFUSED = {
         "--model {llava} --backbone {llava}": "write --model for a backbone alone",
         f"--adapter {{vlm}} {FASTV}": "its own reducer and routers",
         f"--config tiny_fastv25_s16k4 {FASTV}": "--reducer is not read: the recipe",
+        "--adapter {vlm} --byte-share 0.5": "s16k4 spends no byte budget; leave it out",
+        "--model {llama} --byte-share 0.5": "--byte-share is for routers of --adapter DIR",
         "--adapter {vlm} --out {vlm}/README.md": "exists; name another file",
     },
     "budget": {

@@ -29,6 +29,7 @@ from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.inference.pool import ModelPool
 from subtoken_train.inference.prefill import decode, open_prompts
+from subtoken_train.plugins.harness import read_arguments
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import compress, make_batch, save_backbone
@@ -40,6 +41,7 @@ from tests.support.truth_models import TINY, prompts
 
 FASTV = build_reducer("fastv", keep_ratio=0.25)
 ROUTING = RoutingConfig(num_groups=4, kept_groups=1, query_conditioned=True, value_gate=True, budget="global")
+BYTES = RoutingConfig(num_groups=16, kept_groups=16, value_gate=True, budget="bytes", byte_share=0.6, sinks=1)
 
 
 def write(folder, source, reducer, routing, stage2=None):
@@ -55,7 +57,7 @@ def write(folder, source, reducer, routing, stage2=None):
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
-    """A backbone, and adapters of it: routed, token-only, of two stages, and one merged."""
+    """A backbone, and adapters of it: routed, of a byte budget, token-only, of two stages, and one merged."""
     folder = tmp_path_factory.mktemp("arms")
     torch.manual_seed(0)
     path = save_backbone(LlavaFamily(build_model(text_layers=3).eval(), build_processor()), folder / "backbone")
@@ -64,6 +66,7 @@ def places(tmp_path_factory):
         "backbone": path,
         "routed": write(folder / "routed", source, FASTV, ROUTING),
         "tokens": write(folder / "tokens", source, build_reducer("visionzip", keep_ratio=0.5), None),
+        "bytes": write(folder / "bytes", source, build_reducer("none"), BYTES),
         "stages": write(folder / "stages", source, FASTV, ROUTING, Stage2Config("first", LoraSettings(rank=2))),
     }
     config, backbone, peft_model = read_adapter(found["tokens"])
@@ -166,10 +169,39 @@ def test_a_selector_takes_the_place_of_the_routers(places, adapter):
     assert pool.loads == 1
 
 
+def test_another_share_of_bytes_is_spent_by_the_same_routers(places):
+    """In Python, by a harness and beside other arms."""
+    batch, adapter = make_batch([(1, 8)]), str(places["bytes"])
+    batch.regions_BN[batch.regions_BN == 5] = 4
+    _, trained, _ = read_adapter(places["bytes"])
+    given = read_arguments({"adapter": adapter, "byte_share": "0.3", "device": "cpu"})
+    assert given.settings["byte_share"] == 0.3
+    loaded = [SubTokenModel.from_pretrained(adapter, byte_share=share).backbone for share in (None, 0.6, 0.3, 0.15)]
+    seen = []
+    for arm in [*loaded, given.model().backbone, ModelPool("cpu").get(adapter, byte_share=0.3)]:
+        share = arm.bank.config.byte_share
+        assert arm.bank.config == replace(BYTES, byte_share=share)
+        for own, its in zip(arm.parameters(), trained.parameters(), strict=True):
+            assert torch.equal(own, its)
+        (outcome,) = generate_batch(arm, batch, max_new_tokens=1)
+        spent = (outcome.region_bytes - outcome.index_bytes) / outcome.region_dense_bytes
+        assert share - 0.04 < spent <= share
+        seen.append((share, outcome.region_bytes, logits(arm).sum().item()))
+    assert [share for share, *_ in seen] == [0.6, 0.6, 0.3, 0.15, 0.3, 0.3]
+    assert len(set(seen)) == 3
+
+
 WRONG = {
     "is a trained router": ("routed", {"selector": "linear"}),
     "routes nothing": ("tokens", {"selector": "random"}),
     "has no adapter": ("backbone", {"selector": "random"}),
+    "byte_share=0.3 is for an adapter's routers": ("backbone", {"byte_share": 0.3}),
+    "routed spends no byte budget": ("routed", {"byte_share": 0.3}),
+    "tokens spends no byte budget": ("tokens", {"byte_share": 0.3}),
+    "whose place selector='none' takes": ("bytes", {"byte_share": 0.3, "selector": "none"}),
+    r"byte_share=0 must lie in \(0, 1\]": ("bytes", {"byte_share": 0}),
+    r"byte_share=1.5 must lie in": ("bytes", {"byte_share": 1.5}),
+    r"byte_share='0.3' must lie in": ("bytes", {"byte_share": "0.3"}),
     "is not an adapter": ("backbone", {"backbone": "elsewhere"}),
     "holds its own backbone": ("merged", {"backbone": "elsewhere"}),
     "evicts the context of a language model": ("routed", {"reducer": build_reducer("quest")}),

@@ -49,6 +49,8 @@ WRONG = [
     ({"eviction": "snapkv"}, "eviction=snapkv needs eviction_keep"),
     ({"selector": "random"}, "unknown model argument 'selector'"),
     ({"eviction": "snapkv", "eviction_options": "window"}, "'window' of snapkv must be written"),
+    ({"byte_share": "half"}, "byte_share is 'half'; it must be a number"),
+    ({"byte_share": 0.5}, "byte_share is for routers of adapter=DIR"),
     ({"protocol": "context_frist"}, "Did you mean 'context_first'"),
     ({"prefill_chunk": "0"}, "prefill_chunk=0 must be a whole number"),
     ({"rerotate": "maybe"}, "rerotate is 'maybe'; it must be true or false"),

@@ -96,10 +96,11 @@ def make_curves(arms: Sequence[ArmResults]) -> list[Curve]:
 
 
 def method_words(arm: ArmResults) -> str:
-    """Name what the arms of one curve share. The budget is the reducer's, or the eviction's where there is one."""
+    """Name what the arms of one curve share: all but the routers' bytes and the eviction's budget, or the reducer's."""
     facts = arm.facts
     reducer = facts.reducer if facts.eviction != "-" else facts.reducer.split()[0]
-    parts = [part for part in (reducer, facts.groups, AMOUNT.sub("", facts.eviction)) if part != "-"]
+    both = AMOUNT.sub("", facts.groups), AMOUNT.sub("", facts.eviction)
+    parts = [part for part in (reducer, *both) if part != "-"]
     words, notes = " + ".join(parts) or "uncompressed", tables.method_notes(facts)
     return f"{words} ({', '.join(notes)})" if notes else words
 

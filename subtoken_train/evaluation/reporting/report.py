@@ -61,8 +61,8 @@ def human_names(arms: Mapping[str, ArmFacts]) -> dict[str, str]:
     """Map each arm to ``FastV 25 % + S16K4 router``; where these words fit several, the arm's name is added."""
     words = {}
     for name, facts in arms.items():
-        shape, selector, *rest = [*facts.groups.split(), ""]
-        groups = " ".join(filter(None, [shape, SELECTORS.get(selector, f"{selector} router"), *rest]))
+        *shape, selector = facts.groups.split()
+        groups = " ".join([*shape, SELECTORS.get(selector, f"{selector} router")])
         parts = {facts.reducer: spoken(facts.reducer), facts.groups: groups, facts.eviction: spoken(facts.eviction)}
         named = " + ".join(each for own, each in parts.items() if own != NOTHING)
         whole = "no compression" if facts.adapter is not None else "no compression, no adapter"

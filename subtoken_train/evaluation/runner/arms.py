@@ -299,13 +299,15 @@ def _compression(spec: ArmSpec, kept: object) -> tuple[object, ...]:
 def _untrained(arm: Arm, solved: Reducer, pool: ModelPool) -> ArmSpec:
     """An untrained anchor, named after the arm as it was trained: one serves all selectors."""
     seed = arm.spec.seed if arm.spec.drawing else None
-    keep, unrouted = _anchor_keep(arm.spec), dict.fromkeys(("selector", "groups", "layout", "byte_share"))
-    base = replace(arm.spec, **unrouted, seed=seed, eviction_keep=keep)
+    base = replace(arm.spec, selector=None, seed=seed, eviction_keep=_anchor_keep(arm.spec))
     config = None if base.adapter is None else pool.adapter(base.adapter)
     return replace(
         base,
         name=f"{arm.spec.name or arm_name(base, config)}-{SUFFIX}",
         selector=None if base.adapter is None else "none",
+        groups=None,
+        layout=None,
+        byte_share=None,
         keep_ratio=solved.keep_ratio,
         reducer_options={**arm.spec.reducer_options, "round_up": True, "matches": solved.matches},
     )

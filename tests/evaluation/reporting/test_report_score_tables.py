@@ -285,9 +285,11 @@ def test_families(tmp_path):
         facts("a", 0.5, reducer="fastv 0.5"),
         facts("b", 0.5, reducer="fastv 0.5", groups="S16K4 linear"),
         facts("c", 0.5, reducer="fastv 0.5", eviction="snapkv 1,024 tokens all int8"),
+        facts("bytes", 0.2, groups="S16 bytes 0.2 linear"),
         facts("d", 0.5, eviction="snapkv 0.3", trained=False, protocol="context_first"),
     ):
         write_run(tmp_path, arm, "pope", answers(range(9)))
     assert [method_words(arm) for arm in read_results([tmp_path])] == [
-        "fastv", "fastv + S16K4 linear", "fastv 0.5 + snapkv all int8", "snapkv (untrained, context first)",
+        "fastv", "fastv + S16K4 linear", "S16 bytes linear", "fastv 0.5 + snapkv all int8",
+        "snapkv (untrained, context first)",
     ]  # fmt: skip

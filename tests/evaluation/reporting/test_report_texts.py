@@ -177,6 +177,7 @@ def test_what_compression_could_not_change_is_marked(compared):
         ({"adapter": None}, "no compression, no adapter"),
         ({"reducer": "fastv 0.15625"}, "FastV 15.6 %"),
         ({"reducer": "fastv 0.25", "groups": "S16K4 linear"}, "FastV 25 % + S16K4 router"),
+        ({"groups": "S16 bytes 0.2 linear"}, "S16 bytes 0.2 router"),
         ({"groups": "S16K4 value_norm", "trained": False}, "S16K4 by value norm, untrained"),
         ({"eviction": "snapkv 1,024 tokens all int8"}, "SnapKV 1,024 tokens all int8"),
         ({"eviction": "kvcompose 0.2", "protocol": "context_first"}, "KVCompose 20 %, context first"),

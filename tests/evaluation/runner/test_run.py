@@ -221,9 +221,9 @@ def test_a_calibration_file_that_changed_is_noticed(own_scenes, tmp_path, method
         return written(tmp_path / "numbers.json", method, numbers, identity)
 
     options = {"calibration": calibrated(0.5)}
-    arm = replace(EVICTED, eviction=method, eviction_options=options)
-    if method == "fitprune":
-        arm = replace(WHOLE, name="arm", reducer=method, keep_ratio=0.9, reducer_options=options)
+    evicts = {"eviction": method, "eviction_options": options}
+    reduces = {"name": "arm", "reducer": method, "keep_ratio": 0.9, "reducer_options": options}
+    arm = replace(EVICTED, **evicts) if method == "prefixkv" else replace(WHOLE, **reduces)
     grid = scenes_grid(own_scenes, tmp_path / "out", arm, limit=2)
     (folder,) = run_grid(grid)
     run_grid(replace(grid, limit=3))
