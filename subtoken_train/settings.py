@@ -51,7 +51,7 @@ _SAID = {
     "alone `groups` says how many, for an adapter it replaces the routers (none: whole values)",
     "groups": "value groups for a backbone alone: S, and how many stay, chosen by `selector` (default: value_norm)",
     "layout": "layout of `groups`: contiguous (the default) or per_head",
-    "byte_share": "share of the context's bytes that routers with one byte budget keep (default: the adapter's)",
+    "byte_share": "share of bytes that an adapter's byte budget spends (default: its own)",
     "eviction": "KV eviction after the prompt: {evictions}; or {wrappers} around one, 'ada(snapkv)' (default: none)",
     "eviction_keep": "what the eviction keeps: 0.1 (a share of the entries), 256tokens (a layer), 20MB or threshold:-4 "
     "(all that score as much; threshold:-4:128 sets the window, threshold:FILE is from calibrate)",
