@@ -5,6 +5,7 @@ import dataclasses
 from pathlib import Path
 
 from subtoken_train.calibrating import CALIBRATORS
+from subtoken_train.cli.command_line import add_settings, flagged_arm
 from subtoken_train.cli.terminal import counter, quiet_libraries
 from subtoken_train.errors import check_word
 from subtoken_train.outputs import check_new
@@ -47,8 +48,7 @@ that it names, with any adapter, and for no other.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("method", metavar="METHOD", help=", ".join(CALIBRATORS))
-    parser.add_argument("--adapter", metavar="DIR|ID", help="adapter: folder or Hub id")
-    parser.add_argument("--backbone", metavar="PATH", help="a backbone alone; with --adapter: where its backbone is")
+    add_settings(parser, "adapter", "backbone")
     read = "recall, a .jsonl file of texts, a text (kvzap, lkv), or records with images"
     parser.add_argument("--data", metavar="NAME|FILE", help=read)
     parser.add_argument("--out", required=True, metavar="FILE", help="file to write")
@@ -60,31 +60,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     out = Path(args.out)
     check_word(CALIBRATORS.kind, args.method, CALIBRATORS)
-    if args.adapter is None and args.backbone is None:
-        raise ValueError("give --adapter DIR, or --backbone PATH for a model without one")
     check_new([out], args.overwrite)
-    from subtoken_train.artifact.hub import adapter_folder, check_there
-
-    folder = None if args.adapter is None else adapter_folder(args.adapter)
-    if args.backbone is not None:
-        check_there(args.backbone)
+    arm = flagged_arm(args, adapter=args.adapter)
     quiet_libraries()
     from subtoken_train.artifact.config import read_config
     from subtoken_train.artifact.folder import identify
+    from subtoken_train.artifact.hub import adapter_folder
     from subtoken_train.calibrations import write_calibration
     from subtoken_train.families.backbone_config import BackboneConfig
     from subtoken_train.inference.compression import read_settings
-    from subtoken_train.inference.pool import load_backbone
 
     kind = CALIBRATORS.find(args.method)
     fields = {field.name: field for field in dataclasses.fields(kind)}
     settings = read_settings(fields, args.method, args.option)
     for name in settings:
         check_word(f"option of {args.method}", name, fields)
-    calibrator, beside = kind(**settings), None if folder is None else args.backbone
-    backbone = load_backbone(folder or args.backbone, backbone=beside, device=args.device)
-    own = BackboneConfig(path=args.backbone or "")
-    identity = identify(backbone.family, own) if folder is None else read_config(folder).identity
+    calibrator, backbone = kind(**settings), arm.load(args.device).backbone
+    if args.adapter is None:
+        identity = identify(backbone.family, BackboneConfig(path=args.backbone))
+    else:
+        identity = read_config(adapter_folder(args.adapter)).identity
     calibration = calibrator.run(backbone, identity, args.data, counter("prompts"))
     write_calibration(out, calibration, args.overwrite)
     read = calibration.data

@@ -172,7 +172,7 @@ def arm_options(args: Namespace) -> dict[str, Any]:
     """Return the options that are given, as ``ArmSpec`` names them; ``adapter`` is left to the command."""
     names = [name for name in FLAGGED if name not in ("adapter", "eviction_options")]
     given = {name: value for name in names if (value := getattr(args, name, None)) is not None}
-    if args.eviction_option:
+    if getattr(args, "eviction_option", None):
         from subtoken_train.inference.compression import parse_settings
 
         given["eviction_options"] = parse_settings(args.eviction, args.eviction_option)

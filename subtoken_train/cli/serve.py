@@ -145,8 +145,7 @@ def _settings(args: argparse.Namespace) -> "ServerSettings":
     for origin in args.allow_origin:
         if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
             raise ValueError(f"--allow-origin {origin} must be an origin, as https://example.org, or *")
-    spec = flagged_arm(args, adapter=args.adapter)
-    name = args.name or Path(str(spec.adapter or spec.backbone)).name
+    name = args.name or Path(args.adapter or args.backbone).name
     sizes = args.queue, args.timeout, _bytes("--max-body", args.max_body)
     hosts, origins = LOCAL if args.host in LOCAL else ("*",), tuple(args.allow_origin)
     return ServerSettings(name, tuple(keys), *sizes, hosts, origins, apart=args.contexts_per_key)

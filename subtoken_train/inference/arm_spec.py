@@ -13,7 +13,7 @@ from subtoken_train.artifact.hub import adapter_folder
 from subtoken_train.documents import check_file_name
 from subtoken_train.errors import check_word, refuse
 from subtoken_train.evictions import EVICTIONS, build_eviction, known_names, notation_names
-from subtoken_train.families.backbone_config import DTYPES, BackboneConfig
+from subtoken_train.families.backbone_config import DTYPES
 from subtoken_train.reducers import REDUCERS, build_reducer
 from subtoken_train.settings import ARM_SETTINGS, FORMAT_NAMES, ArmSettings, check_written_keep
 from subtoken_train.types import Protocol
@@ -125,9 +125,7 @@ class ArmSpec(ArmSettings):
         settings |= {name: getattr(self, name) for name in Compression.__annotations__ if name in own}
         return Compression(method, round_up=round_up, every=self.eviction_every, **settings)
 
-    def load(
-        self, device: str | None = None, revision: str | None = None, backbone: "BackboneConfig | None" = None
-    ) -> "SubTokenModel":
+    def load(self, device: str | None = None, revision: str | None = None) -> "SubTokenModel":
         """Load the model in evaluation mode: an adapter under its own reducer and routers, or a backbone alone."""
         from subtoken_train.inference.model import SubTokenModel
         from subtoken_train.inference.pool import load_backbone
@@ -137,11 +135,10 @@ class ArmSpec(ArmSettings):
         reducer = None if self.reducer is None else build_reducer(self.reducer, ratio, **self.reducer_options)
         how: dict[str, Any] = {"seed": self.seed, "routing": self.routing, "loading": self.loading}
         if self.adapter is None:
-            loaded = load_backbone(str(self.backbone), revision, backbone, reducer, device, **how)
+            loaded = load_backbone(str(self.backbone), revision, None, reducer, device, **how)
         else:  # what is no adapter would be taken for a backbone
-            path, where = adapter_folder(self.adapter, revision), backbone or self.backbone
             how |= {"selector": self.selector, "byte_share": self.byte_share}
-            loaded = load_backbone(path, None, where, reducer, device, **how)
+            loaded = load_backbone(adapter_folder(self.adapter, revision), None, self.backbone, reducer, device, **how)
         return SubTokenModel.around(loaded, compression)
 
     @property

@@ -3,17 +3,15 @@
 import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 from lightning.fabric.utilities import move_data_to_device
 
-from subtoken_train.artifact.config import read_config
 from subtoken_train.artifact.folder import adapter_digest
 from subtoken_train.artifact.hub import adapter_folder
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import check_word, refuse
-from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.batched import generate_batch, in_batches, score_batch
 from subtoken_train.inference.cache_report import Outcome
@@ -65,11 +63,7 @@ class ModelArguments(ArmSpec):
 
     def model(self) -> SubTokenModel:
         """Load the model in evaluation mode on ``device``."""
-        own = BackboneConfig()
-        if self.dtype is not None and self.adapter:
-            own = read_config(adapter_folder(self.adapter, self.revision)).backbone
-            own = own if self.backbone is None else replace(own, path=self.backbone, revision=None)
-        return self.load(self.device, self.revision, None if self.dtype is None else replace(own, dtype=self.dtype))
+        return self.load(self.device, self.revision)
 
 
 def read_arguments(given: Mapping[str, Any], unavailable: Collection[str] = ()) -> ModelArguments:

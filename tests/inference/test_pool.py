@@ -171,18 +171,16 @@ def test_a_selector_takes_the_place_of_the_routers(places, adapter):
 
 def test_another_share_of_bytes_is_spent_by_the_same_routers(places):
     """In Python, by a harness and beside other arms."""
-    batch, adapter = make_batch([(1, 8)]), str(places["bytes"])
+    batch, adapter, seen = make_batch([(1, 8)]), str(places["bytes"]), []
     batch.regions_BN[batch.regions_BN == 5] = 4
-    _, trained, _ = read_adapter(places["bytes"])
+    trained = read_adapter(places["bytes"])[1].state_dict()
     given = read_arguments({"adapter": adapter, "byte_share": "0.3", "device": "cpu"})
     assert given.settings["byte_share"] == 0.3
-    loaded = [SubTokenModel.from_pretrained(adapter, byte_share=share).backbone for share in (None, 0.6, 0.3, 0.15)]
-    seen = []
-    for arm in [*loaded, given.model().backbone, ModelPool("cpu").get(adapter, byte_share=0.3)]:
+    arms = [SubTokenModel.from_pretrained(adapter, byte_share=share).backbone for share in (None, 0.6, 0.3, 0.15)]
+    for arm in [*arms, given.model().backbone, ModelPool("cpu").get(adapter, byte_share=0.3)]:
         share = arm.bank.config.byte_share
         assert arm.bank.config == replace(BYTES, byte_share=share)
-        for own, its in zip(arm.parameters(), trained.parameters(), strict=True):
-            assert torch.equal(own, its)
+        assert all(torch.equal(tensor, trained[name]) for name, tensor in arm.state_dict().items())
         (outcome,) = generate_batch(arm, batch, max_new_tokens=1)
         spent = (outcome.region_bytes - outcome.index_bytes) / outcome.region_dense_bytes
         assert share - 0.04 < spent <= share

@@ -322,9 +322,6 @@ def test_padded_tails_rooms_and_rounded_pieces(
 
 
 FAULTS = """
-import resource, torch
-from subtoken_train.kernels.native import keep_freed_memory
-
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(8):
@@ -332,6 +329,8 @@ def faults():
         del layer
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
+import resource, torch
+from subtoken_train.kernels.native import keep_freed_memory
 print(faults(), keep_freed_memory() or faults(), faults())
 """
 
@@ -340,7 +339,7 @@ print(faults(), keep_freed_memory() or faults(), faults())
 @pytest.mark.parametrize("own", [{}, {"MALLOC_TRIM_THRESHOLD_": "131072"}])
 def test_the_next_layer_faults_in_no_pages_again_unless_the_user_says_otherwise(own):
     there = {key: value for key, value in os.environ.items() if key not in ("GLIBC_TUNABLES", *native.THRESHOLDS)}
-    run = subprocess.run([sys.executable, "-c", FAULTS], env=there | own, capture_output=True, text=True, check=True)
-    before, _, after = map(int, run.stdout.split())
+    said = subprocess.check_output([sys.executable, "-c", FAULTS], env=there | own, text=True)
+    before, _, after = map(int, said.split())
     assert before > 100_000  # pages of 4 kB
     assert (after > before / 2) if own else (after < before / 20)
