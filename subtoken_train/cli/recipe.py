@@ -30,14 +30,7 @@ from subtoken_train.outputs import write_whole
 from subtoken_train.reducers import REDUCERS
 from subtoken_train.training.memory import check_strategy
 from subtoken_train.training.module import SubTokenModule
-from subtoken_train.training.panels.midway_scores import (
-    VALIDATION_SCORES,
-    EarlyStoppingConfig,
-    Evaluate,
-    EvaluationConfig,
-    MidwayEvaluation,
-    StopEarly,
-)
+from subtoken_train.training.panels import midway_scores
 from subtoken_train.training.panels.per_layer import RoutingPanel, SilentTensors, TrainedPanel
 from subtoken_train.training.panels.run_progress import BarProgress, LineProgress, LogRecipe
 from subtoken_train.training.panels.throughput import Throughput
@@ -83,8 +76,8 @@ def recipe_plan(reducer: str, data: type[OrderedDataModule[Any]]) -> SettingsPla
         "output_dir": str,
         **dict.fromkeys(FLAGS, bool),
         "push_to_hub": str | None,
-        "evaluation": EvaluationConfig | None,
-        "early_stopping": EarlyStoppingConfig | None,
+        "evaluation": midway_scores.EvaluationConfig | None,
+        "early_stopping": midway_scores.EarlyStoppingConfig | None,
         "checkpoint": plan_of(RunCheckpoints),
     }
     defaults = {"seed_everything": 0, "output_dir": "runs/unnamed", **dict.fromkeys(FLAGS, False)}
@@ -125,8 +118,9 @@ class RecipeCLI:
         check_backbone(self.model.backbone_config)
         self.datamodule: Any = built(plans["data"], config.data)
         self._checkpoints: RunCheckpoints = built(plans["checkpoint"], config.checkpoint)
-        self.evaluation = None if config.evaluation is None else EvaluationConfig(**config.evaluation)
-        self.early_stopping = None if config.early_stopping is None else EarlyStoppingConfig(**config.early_stopping)
+        self.evaluation = None if config.evaluation is None else midway_scores.EvaluationConfig(**config.evaluation)
+        stopping = config.early_stopping
+        self.early_stopping = None if stopping is None else midway_scores.EarlyStoppingConfig(**stopping)
 
     @in_a_recipe
     def _read(self) -> tuple[SettingsPlan, Settings]:
@@ -214,7 +208,7 @@ class RecipeCLI:
             return None
         scores = ["eval/accuracy"] if self.evaluation else []
         if any(self.config.data.get(key) for key in ("val_file", "val", "val_samples")):
-            scores += VALIDATION_SCORES
+            scores += midway_scores.VALIDATION_SCORES
         return self.early_stopping.checked_mode(scores)
 
     def _watchers(self, stop_mode: str | None) -> list[Callback]:
@@ -223,10 +217,11 @@ class RecipeCLI:
         midway = None
         if task is not None:
             evaluate = midway_evaluator(task, self.config.model.backbone.attention)
-            midway = MidwayEvaluation(evaluate, task.every_n_steps, throughput.watch)
+            midway = midway_scores.MidwayEvaluation(evaluate, task.every_n_steps, throughput.watch)
             callbacks.append(midway)
         if stopping is not None and stop_mode is not None:
-            callbacks.append(StopEarly(stopping, stop_mode, midway if stopping.monitor == "eval/accuracy" else None))
+            scored = midway if stopping.monitor == "eval/accuracy" else None
+            callbacks.append(midway_scores.StopEarly(stopping, stop_mode, scored))
         return callbacks
 
     def resolved(self) -> dict[str, Any]:
@@ -250,7 +245,7 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, str | Path) else value
 
 
-def midway_evaluator(config: EvaluationConfig, attention: str) -> Evaluate:
+def midway_evaluator(config: midway_scores.EvaluationConfig, attention: str) -> midway_scores.Evaluate:
     """Return a function from a backbone to mean scores on the ``evaluation`` band: ``accuracy``, and each kind's."""
     _check_attention(attention)
     records = InstructionRecords(config.data, config.image_folder, config.images_outside_folder)

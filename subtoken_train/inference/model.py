@@ -59,10 +59,10 @@ def _reducer_of(reducer: str | Reducer | None, keep_ratio: float | None) -> Redu
     return reducer
 
 
-def _one_of(past_key_values: PackedCache | None, cache: PackedCache | None) -> PackedCache | None:
-    both = cache is not None and past_key_values is not None
-    refuse((both, "cache and past_key_values are two names for the same argument; give one of them"))
-    return past_key_values if cache is None else cache
+def _one_of(names: str, first: Any, second: Any) -> Any:
+    both = first is not None and second is not None
+    refuse((both, f"{names} are two names for the same argument; give one of them"))
+    return second if first is None else first
 
 
 ANSWER_TOKENS = 64
@@ -172,12 +172,10 @@ class SubTokenModel:
         """
         compression = compression_of(settings, _keywords(cls.from_pretrained))
         routing, own = untrained_routing(groups, selector, layout), _reducer_of(reducer, keep_ratio)
-        pairs = {"dtype and torch_dtype": (dtype, torch_dtype), "device and device_map": (device, device_map)}
-        for names, given in pairs.items():
-            refuse((None not in given, f"{names} are two names for the same setting; give one of them"))
-        how: dict[str, Any] = {"routing": routing, "byte_share": byte_share}
-        how["loading"] = loading_of(path, revision, torch_dtype if dtype is None else dtype)
-        loaded = load_backbone(path, revision, backbone, own, device_map if device is None else device, **how)
+        dtype = _one_of("dtype and torch_dtype", dtype, torch_dtype)
+        place = _one_of("device and device_map", device, device_map)
+        how: dict[str, Any] = {"loading": loading_of(path, revision, dtype), "routing": routing}
+        loaded = load_backbone(path, revision, backbone, own, place, byte_share=byte_share, **how)
         return cls.around(loaded, compression)
 
     def to(
@@ -241,7 +239,8 @@ class SubTokenModel:
         ids, inputs = check_ids(input_ids, family.model.get_input_embeddings().num_embeddings), telling(inputs)
         for name in inputs:
             check_word("input", name, {"attention_mask", "regions", *prompt_inputs.IMAGE_INPUTS})
-        if (past := _one_of(past_key_values, cache)) is not None and (inputs or context_length is not None):
+        past: PackedCache | None = _one_of("cache and past_key_values", cache, past_key_values)
+        if past is not None and (inputs or context_length is not None):
             given = ", ".join([*inputs, *(["context_length"] if context_length is not None else [])])
             raise ValueError(f"with a cache the new ids alone are given; leave {given} out")
         with serving(family):
@@ -277,11 +276,10 @@ class SubTokenModel:
             inputs: the output of ``inputs`` or of the processor, and generation settings (``max_new_tokens``,
                 ``num_beams``, ``streamer``, ...).
         """
-        past, family, clock = _one_of(past_key_values, cache), self.backbone.family, time.perf_counter()
         held: int | None = None
-        named = inputs.pop("inputs", None)
-        refuse((input_ids is not None and named is not None, "inputs and input_ids are two names of one; give one"))
-        inputs["input_ids"] = named if input_ids is None else input_ids
+        family, clock = self.backbone.family, time.perf_counter()
+        past: PackedCache | None = _one_of("cache and past_key_values", cache, past_key_values)
+        inputs["input_ids"] = _one_of("inputs and input_ids", input_ids, inputs.pop("inputs", None))
         with serving(family):
             call = GenerateCall.read(inputs, family.model)
             beams = call.beams > 1 and f"num_beams={call.beams}"

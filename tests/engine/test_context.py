@@ -114,17 +114,20 @@ def trained_loss(backbone, batch):
     return loss.item(), {name: p.grad.clone() for name, p in backbone.named_parameters() if p.requires_grad}
 
 
-@pytest.mark.parametrize("name", ["quest", "compactor", "expected_attention", "kvzip"])
-def test_samples_with_and_without_a_context_are_trained_together_as_each_alone(name):
-    family = text_family()
-    add_lora(family, LoraSettings(dropout=0.0))
-    backbone = compress(family, ROUTED, name=name, keep_ratio=0.5)
-    batch = text_batch([*MIXED, *SHORT])
+def check_trained_as_alone(backbone, batch):
     loss, gradients = trained_loss(backbone, batch)
     alone = [trained_loss(backbone, only_sample(batch, index)) for index in range(len(batch.record_ids))]
     assert loss == pytest.approx(sum(each for each, _ in alone), rel=1e-6)
     for parameter, gradient in gradients.items():
         torch.testing.assert_close(gradient, sum(each[parameter] for _, each in alone), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["quest", "compactor", "expected_attention", "kvzip"])
+def test_samples_with_and_without_a_context_are_trained_together_as_each_alone(name):
+    family = text_family()
+    add_lora(family, LoraSettings(dropout=0.0))
+    backbone = compress(family, ROUTED, name=name, keep_ratio=0.5)
+    check_trained_as_alone(backbone, text_batch([*MIXED, *SHORT]))
 
 
 def test_samples_without_a_context_are_trained_whole():

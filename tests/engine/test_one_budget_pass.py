@@ -22,8 +22,8 @@ from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.routers import start_from
 from subtoken_train.routing.shares import RATE, HeadShares
 from subtoken_train.types import Identity, Region
-from tests.engine.test_context import hf_logits, trained_loss
-from tests.support.helpers import compress, gqa_family, make_batch, only_sample, random_mask, random_scores
+from tests.engine.test_context import check_trained_as_alone, hf_logits, trained_loss
+from tests.support.helpers import compress, gqa_family, make_batch, random_mask, random_scores
 from tests.support.prompt_views import drawn_nets, settings_for, written
 from tests.support.refusals import refusing
 from tests.support.sampling import sampled
@@ -280,12 +280,7 @@ def test_a_batch_is_trained_as_each_sample_alone(pool):
     family = text_family()
     add_lora(family, LoraSettings(dropout=0.0))
     backbone = eager(family, settings(byte_pool=pool))
-    batch = text_batch([*MIXED, (0, 9, 6)])  # one without a context
-    loss, gradients = trained_loss(backbone, batch)
-    alone = [trained_loss(backbone, only_sample(batch, index)) for index in range(len(batch.record_ids))]
-    assert loss == pytest.approx(sum(each for each, _ in alone), rel=1e-6)
-    for parameter, gradient in gradients.items():
-        torch.testing.assert_close(gradient, sum(each[parameter] for _, each in alone), rtol=1e-4, atol=1e-5)
+    check_trained_as_alone(backbone, text_batch([*MIXED, (0, 9, 6)]))  # one without a context
 
 
 def warm(family, **changed):

@@ -11,19 +11,7 @@ from subtoken_train.calibrating.base import record_prompts
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.datasets.scenes import write_scenes
 from subtoken_train.evaluation import diagnostics
-from subtoken_train.evaluation.diagnostics import (
-    THRESHOLD,
-    PromptLayer,
-    WatchedEntries,
-    diagnose_eviction,
-    draw_eviction,
-    eviction_layers,
-    layer_measures,
-    phase_correlation,
-    watch_generation,
-    watched,
-    write_eviction_tables,
-)
+from subtoken_train.evaluation.diagnostics import watched
 from subtoken_train.evictions import EVICTIONS, build_eviction
 from subtoken_train.inference.compression import Compression
 from subtoken_train.routing import RoutingConfig
@@ -200,7 +188,7 @@ def eager_reads(batch, sample, end):
         ids = torch.cat([ids, token[None]])
     layers = torch.stack(model(ids[None], output_attentions=True).attentions)[:, 0]
     rows = [layers[:, :, row, : row + 1] for row in range(length, len(ids))]
-    passed = sum((row >= THRESHOLD * row.amax(-1, keepdim=True)).sum(2) for row in rows)
+    passed = sum((row >= diagnostics.THRESHOLD * row.amax(-1, keepdim=True)).sum(2) for row in rows)
     seen = sum(row.shape[-1] for row in rows)
     return sum(row[..., :length] for row in rows), passed, seen, layers[:, :, :length, :length]
 
@@ -211,7 +199,7 @@ def eager_reads(batch, sample, end):
 def test_reads_are_those_of_eager_attention(pad_left, protocol):
     family, batch = text_family(), text_batch(PROMPT_SIZES, pad_left)
     compression = Compression(build_eviction("snapkv", window=4), 0.5)
-    layers = watch_generation(compress(family).eval(), batch, compression, protocol, STEPS)
+    layers = diagnostics.watch_generation(compress(family).eval(), batch, compression, protocol, STEPS)
     for sample in range(2):
         reads, passed, seen, prompt = eager_reads(batch, sample, family.tokenizer.eos_token_id)
         assert seen > 0
@@ -225,7 +213,7 @@ def test_reads_are_those_of_eager_attention(pad_left, protocol):
             assert watched_entries.passed_BH[sample].tolist() == passed[layer].tolist()
             assert int(watched_entries.seen_B[sample]) == seen
             rows = prompt[layer][:, : int(entries.sum()), : int(entries.sum())]
-            above = (rows >= THRESHOLD * rows.amax(-1, keepdim=True)) & (rows > 0)
+            above = (rows >= diagnostics.THRESHOLD * rows.amax(-1, keepdim=True)) & (rows > 0)
             density = above.sum((1, 2)) / (len(rows[0]) * (len(rows[0]) + 1) / 2)  # of the lower triangle
             assert torch.allclose(watched_entries.prompt_density_BH[sample], density)
 
@@ -234,10 +222,10 @@ def test_a_sample_that_ends_is_read_no_further(monkeypatch):
     """Its neighbour goes on; a token that would end the text counts for nothing."""
     family, batch = text_family(), text_batch(PROMPT_SIZES, True)
     compression = Compression(build_eviction("knorm"), 0.5)
-    whole = watch_generation(compress(family).eval(), batch, compression, "query_aware", STEPS)
+    whole = diagnostics.watch_generation(compress(family).eval(), batch, compression, "query_aware", STEPS)
     first = text_family().model(batch.input_ids_BN[:1]).logits[0, -1].argmax()
     monkeypatch.setattr(type(family.tokenizer), "eos_token_id", int(first), raising=False)
-    ended = watch_generation(compress(family).eval(), batch, compression, "query_aware", STEPS)
+    ended = diagnostics.watch_generation(compress(family).eval(), batch, compression, "query_aware", STEPS)
     assert [int(each.seen_B[0]) for each in ended] == [0] * len(ended)
     assert not ended[0].mass_BHN[0].any()
     assert int(ended[0].seen_B[1]) > 0
@@ -271,10 +259,12 @@ def test_a_watched_method_scores_and_plans_as_it_does(name):
 def test_what_cannot_be_watched_is_refused(name, options, words):
     compression = Compression(build_eviction(name), **({"keep": 8} if options else {"keep": 0.5}), **options)
     backbone = compress(text_family()).eval()
-    refuses(words, watch_generation, backbone, text_batch(PROMPT_SIZES, True), compression, "query_aware", STEPS)
+    refuses(
+        words, diagnostics.watch_generation, backbone, text_batch(PROMPT_SIZES, True), compression, "query_aware", STEPS
+    )
 
 
-NAMES = PromptLayer._fields[2:]
+NAMES = diagnostics.PromptLayer._fields[2:]
 
 
 def entries(sets, seed=0, kept=None):
@@ -291,7 +281,7 @@ def entries(sets, seed=0, kept=None):
     body = real & (torch.arange(length) < 6)
     density = torch.tensor([[0.25, 0.2, 0.3, 0.25], [0.5, 0.5, 0.4, 0.6]])
     of_rows = density, density / 2
-    return WatchedEntries(keys, real, body, *of_rows, mass, *counts, competes, kept & competes[:, None])
+    return diagnostics.WatchedEntries(keys, real, body, *of_rows, mass, *counts, competes, kept & competes[:, None])
 
 
 def plain(watched, sample):
@@ -321,7 +311,7 @@ def plain(watched, sample):
 @pytest.mark.parametrize("seed", [0, 5])
 def test_measures(sets, seed):
     watched = entries(sets, seed)
-    found = dict(zip(NAMES, layer_measures(watched), strict=True))
+    found = dict(zip(NAMES, diagnostics.layer_measures(watched), strict=True))
     for sample in range(2):
         for name, expected in plain(watched, sample).items():
             assert float(found[name][sample]) == pytest.approx(expected, rel=1e-5), name
@@ -330,7 +320,7 @@ def test_measures(sets, seed):
 def test_nothing_read_is_no_figure():
     watched = entries(1)
     watched.seen_B[0], watched.passed_BH[0], watched.mass_BHN[0] = 0, 0, 0
-    found = dict(zip(NAMES, layer_measures(watched), strict=True))
+    found = dict(zip(NAMES, diagnostics.layer_measures(watched), strict=True))
     for name in ("generated_sparsity", "body_coverage", "hit_rate", "attention_kept", "body_attention"):
         assert math.isnan(float(found[name][0])), name
         assert not math.isnan(float(found[name][1])), name
@@ -340,25 +330,25 @@ def test_phases_correlate_over_the_layers_of_a_prompt():
     """1 and -1 where generated tokens follow the prompt, or turn it round; a prompt without any is left out."""
     generated = {"a": [0.1, 0.2, 0.4], "b": [0.8, 0.6, 0.2], "c": [math.nan] * 3}
     made = [
-        PromptLayer(name, layer, *[0.0] * 3, (0.3, 0.4, 0.6)[layer], own[layer], *[0.0] * 4)
+        diagnostics.PromptLayer(name, layer, *[0.0] * 3, (0.3, 0.4, 0.6)[layer], own[layer], *[0.0] * 4)
         for name, own in generated.items()
         for layer in range(3)
     ]
-    assert phase_correlation([row for row in made if row.record == "a"]) == pytest.approx(1)
-    assert phase_correlation([row for row in made if row.record == "b"]) == pytest.approx(-1)
-    assert phase_correlation(made) == pytest.approx(0)
-    assert math.isnan(phase_correlation(made[-3:]))
+    assert diagnostics.phase_correlation([row for row in made if row.record == "a"]) == pytest.approx(1)
+    assert diagnostics.phase_correlation([row for row in made if row.record == "b"]) == pytest.approx(-1)
+    assert diagnostics.phase_correlation(made) == pytest.approx(0)
+    assert math.isnan(diagnostics.phase_correlation(made[-3:]))
 
 
 @sampled("protocol", ["query_aware", "context_first"], every=2)
 def test_diagnosis_and_its_files(protocol, tmp_path):
     family, batches = text_family(), [text_batch([(24, 6, 0), (15, 3, 0)], True), text_batch([(9, 4, 0)])]
     compression = Compression(build_eviction("pyramidkv", window=2, beta=4), 0.5)
-    rows = diagnose_eviction(compress(family).eval(), batches, compression, protocol, 4)
+    rows = diagnostics.diagnose_eviction(compress(family).eval(), batches, compression, protocol, 4)
     assert [(row.record, row.layer) for row in rows[:3]] == [("text-0", 0), ("text-1", 0), ("text-0", 1)]
     assert len(rows) == 3 * 3
-    write_eviction_tables(rows, tmp_path)
-    draw_eviction(rows, compression.label, tmp_path)
+    diagnostics.write_eviction_tables(rows, tmp_path)
+    diagnostics.draw_eviction(rows, compression.label, tmp_path)
     with (tmp_path / "eviction_layers.csv").open(newline="") as file:
         table = list(csv.DictReader(file))
     for layer, row in enumerate(table):
@@ -367,7 +357,7 @@ def test_diagnosis_and_its_files(protocol, tmp_path):
         assert float(row["kept_share"]) == pytest.approx(
             sum(each.kept for each in own) / sum(each.entries for each in own), rel=1e-5
         )
-    assert len(eviction_layers(rows)) == len(table) == 3
+    assert len(diagnostics.eviction_layers(rows)) == len(table) == 3
     assert len((tmp_path / "eviction_prompts.csv").read_text().splitlines()) == 1 + 9
     with Image.open(tmp_path / "eviction.png") as picture:
         assert picture.size[0] > 1000

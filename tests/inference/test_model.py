@@ -231,7 +231,7 @@ MISTAKES = {
     "streamer": (lambda m: tokens(m, streamer=print), "streamer has no put; give one of transformers"),
     "end": (lambda m: tokens(m, eos_token_id="</s>"), "eos_token_id='</s>' must be a whole number"),
     "context": (lambda m: m.chat(QUESTION, PICTURE, context_length=999), "context_length is for language models"),
-    "two ids": (lambda m: tokens(m, inputs=torch.ones(1, 1)), "inputs and input_ids are two names of one"),
+    "two ids": (lambda m: tokens(m, inputs=torch.ones(1, 1)), "inputs and input_ids are two names for the same"),
     "input": (lambda m: goes_on(m, past_key_value=1), "unknown input 'past_key_value'"),
     "mask": (lambda m: goes_on(m, cache="own", attention_mask=torch.ones(1, 1)), "leave attention_mask out"),
     "rows": (lambda m: goes_on(m, 2, cache="own"), "2 rows of ids for a cache of 1 prompts"),

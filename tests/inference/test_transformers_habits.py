@@ -230,7 +230,7 @@ MISTAKES = {
     ),
     "two devices": (
         lambda m, r: SubTokenModel.from_pretrained(LLAMA, device="cpu", device_map="cpu"),
-        "device and device_map are two names for the same setting",
+        "device and device_map are two names for the same argument",
         (),
     ),
     "dtype": (lambda m, r: SubTokenModel.from_pretrained(LLAMA, dtype="float8"), "unknown dtype 'float8'", ()),

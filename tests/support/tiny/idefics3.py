@@ -42,10 +42,7 @@ def idefics_tokenizer():
 
 
 def idefics_family(kind: str = "smolvlm", seed: int = 0, kv_heads: int = 2, **settings: object) -> Idefics3Family:
-    """Three decoder layers of four query heads, a tower of three; weights are large, so that a wrong order shows.
-
-    Attention is less sharp than the weights make it, which multiplies rounding errors.
-    """
+    """Three decoder layers of four query heads, a tower of three."""
     torch.manual_seed(seed)
     tokenizer = idefics_tokenizer()
     ids = {name: tokenizer.convert_tokens_to_ids(name) for name in SPECIAL}

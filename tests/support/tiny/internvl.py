@@ -32,10 +32,7 @@ def internvl_tokenizer():
 
 
 def internvl_family(seed: int = 0, kv_heads: int = 2, text_type: str = "qwen2", **settings: object) -> InternVLFamily:
-    """Three decoder layers of four query heads, a tower of three; weights are large, so that a wrong order shows.
-
-    Attention is less sharp than the weights make it, which multiplies rounding errors.
-    """
+    """Three decoder layers of four query heads, a tower of three."""
     torch.manual_seed(seed)
     tokenizer = internvl_tokenizer()
     ids = {name: tokenizer.convert_tokens_to_ids(name) for name in SPECIAL}

@@ -26,10 +26,7 @@ GRIDS = ((2, 4), (3, 2), (1, 3), (2, 14))
 
 
 def mistral3_family(kind: str = "mistral", seed: int = 0, kv_heads: int = 2, **settings: object) -> Mistral3Family:
-    """Three decoder layers of four query heads, a tower of three; weights are large, so that a wrong order shows.
-
-    Attention is less sharp than the weights make it, which multiplies rounding errors.
-    """
+    """Three decoder layers of four query heads, a tower of three."""
     torch.manual_seed(seed)
     tokenizer = qwen_tokenizer(SPECIAL, "</s>")
     tokenizer.pad_token, tokenizer.bos_token = "<pad>", "<s>"
