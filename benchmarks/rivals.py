@@ -1,6 +1,7 @@
 """Methods that are trained to drop entries, beside others of the same bytes, on SmolLM2, before the question is known.
 
 python -m benchmarks.rivals texts again.jsonl             # what arms of recipes/real/rivals.yaml learn from
+python -m benchmarks.rivals mixture mixed.jsonl WIKITEXT  # likewise, with LoRA
 python -m benchmarks.rivals record results/rivals rivals  # results/real_text/rivals.csv.xz, table of trained_arms.md
 """
 
@@ -11,11 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
+from transformers import AutoTokenizer
 
 from benchmarks.pages import put
 from benchmarks.pairs import markdown
 from benchmarks.real_text import OUT, ROOT
 from subtoken_train.cli.recommend import interval_cell as cell
+from subtoken_train.datasets.corpus import CorpusSource, iterate_documents
 from subtoken_train.evaluation.intervals import bootstrap_interval
 
 TABLES, PAGE, PROSE = ("rivals", "adapted"), ROOT / "docs/trained_arms.md", Path("data/english_text/train.jsonl")
@@ -36,6 +39,29 @@ def chats() -> Iterator[str]:
         yield json.dumps({"id": f"said-{number}", "messages": turns}) + "\n"
 
 
+def mixture(wikitext: str) -> Iterator[str]:
+    """Yield blocks of 478 tokens, two of WikiText, two of prose; every second one ends with a part of its start."""
+    tokenizer, drawn, made = AutoTokenizer.from_pretrained("checkpoints/smollm2"), random.Random(0), 0
+    lines = ({"text": line} for line in Path(wikitext, "valid.txt").read_text(encoding="utf-8").splitlines(True))
+    articles = iterate_documents(lines, CorpusSource(name="valid.txt", documents="wikitext"))
+
+    def encoded(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    kinds = [[*map(encoded, articles)], [encoded(json.loads(line)["text"]) for line in PROSE.open()]]
+    kinds = [[ids for ids in kind if len(ids) > 520] for kind in kinds]
+    while made < 600:
+        (own,) = drawn.choices(kinds[made // 2 % 2], [*map(len, kinds[made // 2 % 2])])
+        own = own[drawn.randrange(len(own) - 478) :]
+        if made % 2:
+            part, start = drawn.randrange(190), [*own[:318], *encoded("\n\n")]
+            own = start + own[part:]
+        text = tokenizer.decode(own[:478])
+        if len(encoded(text)) == 478:
+            made += 1
+            yield json.dumps({"text": text}) + "\n"
+
+
 def table(name: str) -> str:
     """Write each arm's bytes, the facts it recalls, and the text it loses against the full cache, samples paired."""
     rows = pd.read_csv(OUT / f"{name}.csv.xz")
@@ -51,8 +77,9 @@ def table(name: str) -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "texts":
-        Path(sys.argv[2]).write_text("".join(chats()), encoding="utf-8")
+    if sys.argv[1] in ("texts", "mixture"):
+        made = chats() if sys.argv[1] == "texts" else mixture(sys.argv[3])
+        Path(sys.argv[2]).write_text("".join(made), encoding="utf-8")
     else:
         files = sorted(Path(sys.argv[2]).glob("*/*/samples-*.jsonl"))
         named = [pd.read_json(each, lines=True).assign(arm=each.parts[-3], task=each.parts[-2]) for each in files]
