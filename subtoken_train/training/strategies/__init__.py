@@ -114,6 +114,11 @@ class ZeroStrategy(DeepSpeedStrategy):
         """False: Lightning calls for a step at a window's end."""
         return False
 
+    @contextmanager
+    def block_backward_sync(self) -> Generator[None]:
+        """Do nothing: Lightning would call DeepSpeed's ``no_sync``, which stages 2 and 3 refuse."""
+        yield
+
     def pre_backward(self, closure_loss: Tensor) -> None:
         """Tell DeepSpeed whether this micro-batch is its window's last: stage 1 reduces then; 2 and 3 always do."""
         last = not _module(self).trainer.fit_loop._should_accumulate()

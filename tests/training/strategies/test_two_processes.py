@@ -18,7 +18,7 @@ from tests.support.tiny.qwen import qwen_family
 from tests.support.training_memory import save_language_model, text_recipe
 
 STRATEGIES = ["ddp", "zero1", "zero2", "zero3", "fsdp2"]
-SHORT = ["--trainer.max_steps=3"]
+SHORT = ["--trainer.max_steps=3", "--trainer.accumulate_grad_batches=2"]
 # 11 micro-batches in a pass: windows of 4, 4 and 3, then a window of the next pass
 WINDOWS = ["--trainer.max_steps=4", "--trainer.accumulate_grad_batches=4", "--checkpoint.every_n_train_steps=2"]
 VISIONZIP = ["--trainer.max_steps=2", "--model.reducer.name=visionzip"]
