@@ -1,7 +1,7 @@
 """Methods that are trained to drop entries, beside others of the same bytes, on SmolLM2, before the question is known.
 
 python -m benchmarks.rivals texts again.jsonl             # what arms of recipes/real/rivals.yaml learn from
-python -m benchmarks.rivals mixture mixed.jsonl WIKITEXT  # likewise, with LoRA
+python -m benchmarks.rivals mixture mixed.jsonl WIKITEXT MODEL  # likewise, with LoRA
 python -m benchmarks.rivals record results/rivals rivals  # results/real_text/rivals.csv.xz, table of trained_arms.md
 """
 
@@ -9,6 +9,7 @@ import json
 import random
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -21,7 +22,8 @@ from subtoken_train.cli.recommend import interval_cell as cell
 from subtoken_train.datasets.corpus import CorpusSource, iterate_documents
 from subtoken_train.evaluation.intervals import bootstrap_interval
 
-TABLES, PAGE, PROSE = ("rivals", "adapted"), ROOT / "docs/trained_arms.md", Path("data/english_text/train.jsonl")
+TABLES, PAGE = ("rivals", "adapted", "adapted_qwen05"), ROOT / "docs/trained_arms.md"
+PROSE = Path("data/english_text/train.jsonl")
 UNSHOWN = "full cache|LKV|byte budget|.* from KVzap's maps|.* from KVzap's nets, 4 bits|KVzap with LKV's shares.*"
 """Arms in the record alone: what others are compared with, and what is far behind or of no account."""
 
@@ -39,23 +41,19 @@ def chats() -> Iterator[str]:
         yield json.dumps({"id": f"said-{number}", "messages": turns}) + "\n"
 
 
-def mixture(wikitext: str) -> Iterator[str]:
+def mixture(wikitext: str, model: str) -> Iterator[str]:
     """Yield blocks of 478 tokens, two of WikiText, two of prose; every second one ends with a part of its start."""
-    tokenizer, drawn, made = AutoTokenizer.from_pretrained("checkpoints/smollm2"), random.Random(0), 0
+    tokenizer, drawn, made = AutoTokenizer.from_pretrained(model), random.Random(0), 0
     lines = ({"text": line} for line in Path(wikitext, "valid.txt").read_text(encoding="utf-8").splitlines(True))
     articles = iterate_documents(lines, CorpusSource(name="valid.txt", documents="wikitext"))
-
-    def encoded(text: str) -> list[int]:
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    kinds = [[*map(encoded, articles)], [encoded(json.loads(line)["text"]) for line in PROSE.open()]]
-    kinds = [[ids for ids in kind if len(ids) > 520] for kind in kinds]
+    texts = (json.loads(line)["text"] for line in PROSE.open())
+    encoded = partial(tokenizer.encode, add_special_tokens=False)
+    kinds = [[ids for ids in map(encoded, kind) if len(ids) > 520] for kind in (articles, texts)]
     while made < 600:
         (own,) = drawn.choices(kinds[made // 2 % 2], [*map(len, kinds[made // 2 % 2])])
         own = own[drawn.randrange(len(own) - 478) :]
         if made % 2:
-            part, start = drawn.randrange(190), [*own[:318], *encoded("\n\n")]
-            own = start + own[part:]
+            own = [*own[:318], *encoded("\n\n"), *own[drawn.randrange(190) :]]
         text = tokenizer.decode(own[:478])
         if len(encoded(text)) == 478:
             made += 1
@@ -70,19 +68,21 @@ def table(name: str) -> str:
         shares = own.groupby("task").sum(numeric_only=True).eval("region_bytes / region_dense_bytes")
         less = (scores[arm] - scores["full cache"])["text_loss"]
         facts, nats = ([x.mean(), *bootstrap_interval(x)] for x in (100 * scores[arm]["facts"], less))
-        recalled, (words, text) = "{:.0f} [{:.0f}, {:.0f}]".format(*facts), map("{:.1%}".format, shares)
-        cells.append([str(arm), words, recalled, text, cell(nats, 3)])
-    cells.sort(key=lambda row: -float(row[1].strip("%")))
-    return markdown(["cache", "bytes (facts)", "facts, %", "bytes (text)", "nats a word"], cells)
+        stored = ", ".join(dict.fromkeys(map("{:.1%}".format, shares)))  # of facts, of text
+        cells.append([str(arm), stored, "{:.0f} [{:.0f}, {:.0f}]".format(*facts), cell(nats, 3)])
+    cells.sort(key=lambda row: -float(row[1].split("%")[0]))
+    return markdown(["cache", "bytes", "facts, %", "nats a word"], cells)
 
 
 if __name__ == "__main__":
     if sys.argv[1] in ("texts", "mixture"):
-        made = chats() if sys.argv[1] == "texts" else mixture(sys.argv[3])
+        made = chats() if sys.argv[1] == "texts" else mixture(*sys.argv[3:])
         Path(sys.argv[2]).write_text("".join(made), encoding="utf-8")
     else:
         files = sorted(Path(sys.argv[2]).glob("*/*/samples-*.jsonl"))
         named = [pd.read_json(each, lines=True).assign(arm=each.parts[-3], task=each.parts[-2]) for each in files]
         named = pd.concat(named)[["arm", "task", "id", "score", "region_bytes", "region_dense_bytes"]]
+        if sys.argv[3] != "rivals":  # asked in float32: four bits as a share of bfloat16
+            named.loc[named["arm"].str.contains("4 bits"), "region_dense_bytes"] //= 2
         named.to_csv(OUT / f"{sys.argv[3]}.csv.xz", index=False, float_format="%.6g")
         put(PAGE, sys.argv[3], table(sys.argv[3]))
