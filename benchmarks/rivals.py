@@ -22,9 +22,9 @@ from subtoken_train.cli.recommend import interval_cell as cell
 from subtoken_train.datasets.corpus import CorpusSource, iterate_documents
 from subtoken_train.evaluation.intervals import bootstrap_interval
 
-TABLES, PAGE = ("rivals", "adapted", "adapted_qwen05"), ROOT / "docs/trained_arms.md"
+TABLES, PAGE = ("rivals", "adapted"), ROOT / "docs/trained_arms.md"
 PROSE = Path("data/english_text/train.jsonl")
-UNSHOWN = "full cache|LKV|byte budget|.* from KVzap's maps|.* from KVzap's nets, 4 bits|KVzap with LKV's shares.*"
+UNSHOWN = "full cache|LKV|byte budget|.* from KVzap's maps|.* nets, 4 bits|KVzap with LKV's shares.*|(KV|DM).*WikiText."
 """Arms in the record alone: what others are compared with, and what is far behind or of no account."""
 
 
@@ -85,4 +85,5 @@ if __name__ == "__main__":
         if sys.argv[3] != "rivals":  # asked in float32: four bits as a share of bfloat16
             named.loc[named["arm"].str.contains("4 bits"), "region_dense_bytes"] //= 2
         named.to_csv(OUT / f"{sys.argv[3]}.csv.xz", index=False, float_format="%.6g")
-        put(PAGE, sys.argv[3], table(sys.argv[3]))
+        if sys.argv[3] in TABLES:
+            put(PAGE, sys.argv[3], table(sys.argv[3]))
