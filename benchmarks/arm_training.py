@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.comparison_lists import ArmPlan, plain_arm
+from benchmarks.comparison_lists import ArmPlan
 from subtoken_train.cli.main import main as subtoken
 from subtoken_train.resources import recipe_text, shipped_recipe
 
@@ -42,7 +42,7 @@ class Trainer:
         argv += ["--seed_everything", str(seed), "--data.seed", str(seed), "--trainer.enable_progress_bar", "false"]
         argv += arm.flags()
         if first := first_stage(arm.recipe):
-            argv += ["--model.stage2.adapter", str(self.adapter(plain_arm(first, first), seed)[0])]
+            argv += ["--model.stage2.adapter", str(self.adapter(ArmPlan(first, first, first), seed)[0])]
         clock = time.perf_counter()
         if subtoken(argv) != 0:
             raise SystemExit(f"{arm.name} seed {seed} did not train")
@@ -60,8 +60,9 @@ def first_stage(recipe: str) -> str | None:
 
 def run_key(arm: ArmPlan) -> str:
     """A digest of the arm and of the one it starts from: an adapter with another key is trained anew."""
-    first = first_stage(arm.recipe)
-    return digest(arm) if first is None else sha256(digest(arm).encode() + run_key(plain_arm(first, first)).encode())
+    if (first := first_stage(arm.recipe)) is None:
+        return digest(arm)
+    return sha256(digest(arm).encode() + run_key(ArmPlan(first, first, first)).encode())
 
 
 def digest(arm: ArmPlan) -> str:

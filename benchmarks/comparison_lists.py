@@ -132,11 +132,6 @@ def read_comparison(path: Path) -> Comparison:
     return Comparison(arms, pairs, folder=read.folder, questions=read.questions, **shown)
 
 
-def plain_arm(recipe: str, words: str) -> ArmPlan:
-    """A recipe as it is."""
-    return ArmPlan(recipe, words, recipe)
-
-
 def _plan(name: str, content: Any, training: Settings, place: str) -> ArmPlan:
     arm = _Arm(content) if isinstance(content, str) else typed(_Arm, content, place)
     trained = {} if arm.adapter_of is not None else training

@@ -11,7 +11,6 @@ entries; and 0.625 N entries, the same bytes) and against transformers' DynamicC
 
 import argparse
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +54,20 @@ class Decoder:
         return key, value
 
     def packed(self, entries: int, routed: bool, form: Format = MODEL) -> PackedCache:
-        """A filled cache; the groups of every entry are chosen at random."""
-        groups = (GROUPS, KEPT) if routed else None
-        cache = filled(self.model.config.num_hidden_layers, groups, self.states, entries, form=form)
+        """A filled cache of one sample; the groups of every entry are chosen at random."""
+        cache, marks, device = PackedCache(self.model.config.num_hidden_layers), None, self.device
+        for layer in cache.layers:
+            key, value = self.states(entries)
+            if routed:
+                chosen = torch.rand(1, entries, GROUPS, device=device).argsort(-1)[..., :KEPT]
+                marks = torch.zeros(1, entries, GROUPS, dtype=torch.bool, device=device).scatter_(2, chosen, True)
+            keep = torch.ones(1, 1, entries, dtype=torch.bool, device=device)
+            basis = BalancedBasis.of(key, keep) if form.rotates else None
+            key = key if basis is None else basis.keys(key)
+            blocks = pack_layer(key, value, layer_plan(keep, marks), Packing(form=form))
+            layer.store_prompt(blocks, entries, key, basis=basis)
+        cache.next_position = torch.tensor([[entries]], device=device)
+        cache.origin_B = torch.zeros(1, dtype=torch.long, device=device)
         cache.appends = True  # by transformers' own forward, which is timed here
         return cache
 
@@ -76,32 +86,6 @@ class Decoder:
         return out
 
 
-def filled(
-    layers: int,
-    groups: tuple[int, int] | None,
-    states: Callable[[int], tuple[Tensor, Tensor]],
-    entries: int,
-    whole: int = 0,
-    form: Format = MODEL,
-) -> PackedCache:
-    """A packed cache of one sample with drawn states and K of S groups an entry; of the last ``whole`` ones all."""
-    cache = PackedCache(layers)
-    for layer in cache.layers:
-        (key, value), marks = states(entries), None
-        if groups is not None:
-            chosen = torch.rand(1, entries, groups[0], device=key.device).argsort(-1)[..., : groups[1]]
-            marks = torch.zeros(1, entries, groups[0], dtype=torch.bool, device=key.device).scatter_(2, chosen, True)
-            marks[:, entries - whole :] = True
-        keep = torch.ones(1, 1, entries, dtype=torch.bool, device=key.device)
-        basis = BalancedBasis.of(key, keep) if form.rotates else None
-        key = key if basis is None else basis.keys(key)
-        blocks = pack_layer(key, value, layer_plan(keep, marks), Packing(form=form))
-        layer.store_prompt(blocks, entries, key, basis=basis)
-    cache.next_position = torch.tensor([[entries]], device=key.device)
-    cache.origin_B = torch.zeros(1, dtype=torch.long, device=key.device)
-    return cache
-
-
 @torch.no_grad()
 def measure(decoder: Decoder, entries: int, pairs: int) -> dict[str, Any]:
     """One row: seconds and ratios at ``entries``."""
@@ -115,19 +99,12 @@ def measure(decoder: Decoder, entries: int, pairs: int) -> dict[str, Any]:
     steps = interleaved(
         {name: lambda cache=cache: decoder.step(cache) for name, cache in caches.items()}, pairs, clock=clock
     )
-    routed = caches["routed"].layers[0]
+    first = {name: cache.layers[0] for name, cache in caches.items() if name != "dynamic"}
     key, value = decoder.states(entries)
     query = torch.randn(1, HEADS, 1, HEAD_DIM, device=decoder.device, dtype=decoder.dtype)
-    attention = interleaved(
-        {
-            "routed": lambda: routed.attend(query, HEAD_DIM**-0.5),
-            "token_only": lambda: caches["token_only"].layers[0].attend(query, HEAD_DIM**-0.5),
-            "same_bytes": lambda: caches["same_bytes"].layers[0].attend(query, HEAD_DIM**-0.5),
-            "sdpa": lambda: F.scaled_dot_product_attention(query, key, value),
-        },
-        CALLS * pairs,
-        clock=clock,
-    )
+    attends = {name: lambda layer=layer: layer.attend(query, HEAD_DIM**-0.5) for name, layer in first.items()}
+    attends["sdpa"] = lambda: F.scaled_dot_product_attention(query, key, value)
+    attention = interleaved(attends, CALLS * pairs, clock=clock)
     return {
         "entries": entries,
         "step_ms": {name: round(1000 * sorted(values)[len(values) // 2], 3) for name, values in steps.items()},
@@ -137,7 +114,7 @@ def measure(decoder: Decoder, entries: int, pairs: int) -> dict[str, Any]:
         "step_vs_token_only": ratio(steps, "routed", "token_only"),
         "step_vs_same_bytes": ratio(steps, "routed", "same_bytes"),
         "step_vs_dynamic": ratio(steps, "routed", "dynamic"),
-        "index_share": routed.index_bytes / routed.payload_bytes,
+        "index_share": first["routed"].index_bytes / first["routed"].payload_bytes,
     }
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import yaml
 
 from benchmarks.arm_training import Trainer, digest, recipe_bytes, recipe_path
-from benchmarks.comparison_lists import ArmPlan, Comparison, Questions, read_comparison
-from benchmarks.comparison_tables import Arm, comparison_markdown, read_records
+from benchmarks.comparison_lists import ArmPlan, Questions, read_comparison
+from benchmarks.comparison_tables import comparison_markdown, read_records
 from benchmarks.recall_questions import recall_cell
 from benchmarks.run_records import add_run, has_run
 from subtoken_train.datasets.recall import RecallRecords, RecallTask
@@ -97,14 +97,6 @@ def recall_settings(arm: str) -> dict[str, int] | None:
     return {name: data[name] for name in names} if "num_facts" in data else None
 
 
-def tables(records: dict[str, Arm], comparison: Comparison) -> str:
-    """Return the comparison's tables, or those of each of its sections under their names."""
-    if not comparison.sections:
-        return comparison_markdown(records, comparison)
-    parts = [f"{name}\n\n{comparison_markdown(records, comparison.section(name))}" for name in comparison.sections]
-    return "\n\n".join(parts)
-
-
 def main() -> None:
     """Run arms x seeds, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -120,7 +112,7 @@ def main() -> None:
         parser.error(f"--arms {' '.join(sorted(unknown))}: not in the list, which has {' '.join(comparison.arms)}")
     out = args.out / comparison.folder
     if args.table:
-        print(tables(read_records(out), comparison))
+        print(comparison_markdown(read_records(out), comparison))
         return
     trainer = Trainer(comparison.arms, args.work)
     for seed in args.seeds:

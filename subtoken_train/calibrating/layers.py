@@ -5,6 +5,7 @@ prompts, n entries, D model width.
 """
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import ClassVar
 
 import torch
@@ -151,14 +152,12 @@ class PruneCalibrator(Calibrator):
     @torch.no_grad()
     def numbers(self, backbone: CompressedBackbone, batches: Batches) -> PruneSchedules:
         prompts = [(batch, BearableCuts()) for batch in batches]
-        found: dict[float, Tensor] = {}
         for batch, cuts in prompts:
             cuts.run(backbone, batch)
 
+        @cache
         def shares(alpha: float) -> Tensor:
-            if alpha not in found:
-                found[alpha] = torch.cat([cuts.shares(backbone, batch, alpha) for batch, cuts in prompts]).mean(0)
-            return found[alpha]
+            return torch.cat([cuts.shares(backbone, batch, alpha) for batch, cuts in prompts]).mean(0)
 
         if not any(bool((batch.regions_BN == Region.VISUAL).any()) for batch, _ in prompts):
             raise ValueError("none of the prompts has an image; choose other data")

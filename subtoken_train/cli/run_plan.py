@@ -149,9 +149,8 @@ def plan_of_fit(
     reading = reading or Reading()
     step, steps = training_step(cli, parts, prompt), reading.plan or steps_of(cli)
     adapter, checkpoint = checkpoint_bytes(parts, cli.model.optimizer_config.name)
-    adapter += FP32_BYTES * sum(
-        group.parameters for group in preflight.lora_groups(parts, trained=False)
-    )  # stage 1's, frozen
+    frozen = preflight.lora_groups(parts, trained=False)  # stage 1's
+    adapter += FP32_BYTES * sum(group.parameters for group in frozen)
     whole = step.quantization == "none"  # weights of 4 or 8 bits are not shared out
     copies = cli.config.checkpoint.keep_last + 1  # an old one goes when a new one stands
     work = "trainer.max_steps is not set, and the data were not read"
@@ -182,17 +181,17 @@ def _mean_record(
     if file in MEAN_RECORDS and not tokens and parts.family.nominal_image is None:
         known, pictured = MEAN_RECORDS[file]
         text = min(round(known), step.length - prompt.tokens)
-        mean = pictured * record_flops(cli, parts, step, prompt.tokens + text)
-        mean += (1 - pictured) * record_flops(cli, parts, replace(step, compressed=0), text)
+        mean = pictured * record_flops(parts, step, prompt.tokens + text)
+        mean += (1 - pictured) * record_flops(parts, replace(step, compressed=0), text)
         words = f"about {text + pictured * prompt.tokens:,.0f} tokens, a mean that is estimated"
         return ((1 - MEAN_SPREAD) * mean, (1 + MEAN_SPREAD) * mean), words
     read = round(sum(min(n, step.length) for n in tokens) / len(tokens)) if tokens else 0
     lengths = (read, read) if tokens else (min(sum(prompt.regions.values()), step.length), step.length)
-    low, high = (record_flops(cli, parts, step, length) for length in lengths)
+    low, high = (record_flops(parts, step, length) for length in lengths)
     return (low, high), f"{_span(lengths, '{:,.0f}'.format)} tokens"
 
 
-def record_flops(cli: RecipeCLI, parts: CompressedBackbone, step: Step, length: int) -> float:
+def record_flops(parts: CompressedBackbone, step: Step, length: int) -> float:
     """Return the operations of training on one record of ``length`` tokens before the reducer."""
     flops = flops_of(parts.family, {f"compressed.{name}": p for name, p in parts.named_parameters() if p.requires_grad})
     forward = TrainingFlops(flops.size, [0] * len(flops.trained))

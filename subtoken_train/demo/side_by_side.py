@@ -216,8 +216,7 @@ def _of_backbone(pool: ModelPool, anchor: str | None, backbone: str | None) -> l
     if backbone is None:
         raise ValueError("name an adapter (--adapter DIR), or a backbone to compress (--backbone PATH)")
     refuse((anchor is not None, f"anchor {anchor} needs --adapter DIR to compare with; add it, or leave --anchor out"))
-    if pool.find(backbone) is not None:  # both sides would be routed
-        raise ValueError(f"--backbone {backbone} is an adapter; write --adapter {backbone}")
+    refuse((pool.find(backbone) is not None, f"--backbone {backbone} is an adapter; write --adapter {backbone}"))
     load = partial(pool.get, backbone)
     chosen = [ShownModel("backbone", load, False), ShownModel("compressed", load, True)]
     return [*chosen, ShownModel("SnapKV", load, True, "snapkv")]

@@ -16,7 +16,7 @@ Floats = npt.NDArray[np.float64]
 Table = Sequence[float] | Floats
 
 
-def bootstrap_interval(scores: Table, level: float = 0.95, seed: int = 0) -> tuple[float, float]:
+def bootstrap_interval(scores: Table) -> tuple[float, float]:
     """Return the percentile interval of the mean of ``scores``, [n] or, of several trainings, [s, n], resampled.
 
     Seeds *and* questions are resampled; with few seeds the interval is a rough one. For a paired comparison pass
@@ -25,12 +25,11 @@ def bootstrap_interval(scores: Table, level: float = 0.95, seed: int = 0) -> tup
     values_sn = _filled(scores)
     num_seeds, num_questions = values_sn.shape
     if num_questions <= KEPT_QUESTIONS:
-        counts_ps, counts_pn = _kept_draws(num_seeds, num_questions, seed)
+        counts_ps, counts_pn = _kept_draws(num_seeds, num_questions)
         totals_p = (counts_pn @ values_sn.T * counts_ps).sum(1)
     else:
-        draws = _draws(num_seeds, num_questions, seed)
-        totals_p = np.array([counts_s @ values_sn @ counts_n for counts_s, counts_n in draws])
-    return quantile_interval(totals_p / values_sn.size, level)
+        totals_p = np.array([each_s @ values_sn @ each_n for each_s, each_n in _draws(num_seeds, num_questions)])
+    return quantile_interval(totals_p / values_sn.size)
 
 
 def _filled(scores: Table) -> Floats:
@@ -40,32 +39,30 @@ def _filled(scores: Table) -> Floats:
     return values_sn
 
 
-def _draws(
-    num_seeds: int, num_questions: int, seed: int
-) -> Iterator[tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]]:
+def _draws(num_seeds: int, num_questions: int) -> Iterator[tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]]:
     """Count how often each resample draws each seed, [s], and each question, [n]."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     for _ in range(RESAMPLES):
         counts_s = np.bincount(rng.integers(0, num_seeds, num_seeds), minlength=num_seeds)
         yield counts_s, np.bincount(rng.integers(0, num_questions, num_questions), minlength=num_questions)
 
 
 @lru_cache(maxsize=16)
-def _kept_draws(num_seeds: int, num_questions: int, seed: int) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint16]]:
+def _kept_draws(num_seeds: int, num_questions: int) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint16]]:
     """Draw all resamples once, [p, s] and [p, n]: a table asks for hundreds of intervals of few shapes."""
     counts_ps, counts_pn = (np.empty((RESAMPLES, size), np.uint16) for size in (num_seeds, num_questions))
-    for row, (counts_s, counts_n) in enumerate(_draws(num_seeds, num_questions, seed)):
+    for row, (counts_s, counts_n) in enumerate(_draws(num_seeds, num_questions)):
         counts_ps[row], counts_pn[row] = counts_s, counts_n
     return counts_ps, counts_pn
 
 
-def resampled_means(tables: Sequence[Table], seed: int = 0) -> Floats:
+def resampled_means(tables: Sequence[Table]) -> Floats:
     """Draw bootstrap samples of the mean over tasks of the tasks' mean scores, [``RESAMPLES``].
 
     Questions are resampled within their task. Tables with equally many seeds share their draw: one training answers all
     tasks. Counts of equal columns are drawn (a multinomial), which has the distribution of single draws.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     weights: dict[int, Floats] = {}
     means = np.zeros(RESAMPLES)
     for table in tables:

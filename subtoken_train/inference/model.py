@@ -240,9 +240,8 @@ class SubTokenModel:
         for name in inputs:
             check_word("input", name, {"attention_mask", "regions", *prompt_inputs.IMAGE_INPUTS})
         past: PackedCache | None = _one_of("cache and past_key_values", cache, past_key_values)
-        if past is not None and (inputs or context_length is not None):
-            given = ", ".join([*inputs, *(["context_length"] if context_length is not None else [])])
-            raise ValueError(f"with a cache the new ids alone are given; leave {given} out")
+        late = past is not None and ", ".join([*inputs, *["context_length"] * (context_length is not None)])
+        refuse((late, f"with a cache the new ids alone are given; leave {late} out"))
         with serving(family):
             if past is None:
                 call = GenerateCall(ids, inputs.get("attention_mask"), vars(family.model.generation_config))

@@ -19,7 +19,7 @@ from subtoken_train.datasets.image_sources import EncodedImage
 from subtoken_train.datasets.records import Record
 from subtoken_train.errors import MAX_TOKENS
 from subtoken_train.families.images import to_rgb
-from subtoken_train.plugins.harness import Runner, Scored, greedy_settings, read_arguments
+from subtoken_train.plugins.harness import Runner, greedy_settings, read_arguments
 from subtoken_train.types import Batch, Turn
 
 ANSWER_TOKENS = 1024
@@ -76,11 +76,7 @@ class SubTokenLmms(lmms):  # type: ignore[misc]  # lmms-eval is not installed wh
             answer = target if isinstance(target, str) else target(self._document(*place))
             asked.append((question, self._answer_ids(question, answer)))
         with tqdm(total=len(requests), desc="Model responding") as bar:
-
-            def done(i: int, scored: Scored) -> None:
-                bar.update()
-
-            scores = self.runner.score(asked, done)
+            scores = self.runner.score(asked, lambda *_: bar.update())
         return [(-logprob / len(ids), greedy) for (logprob, greedy), (_, ids) in zip(scores, asked, strict=True)]
 
     def generate_until_multi_round(self, requests: list[Any]) -> list[str]:
@@ -96,10 +92,7 @@ class SubTokenLmms(lmms):  # type: ignore[misc]  # lmms-eval is not installed wh
         return self.task_dict[task][split][doc_id]
 
     def _question(self, text: str, to_visual: Callable[[Any], Any], doc_id: int, task: str, split: str) -> Question:
-        def read() -> Any:
-            return to_visual(self._document(doc_id, task, split))
-
-        return Question(text, f"{task} {split} {doc_id}", read)
+        return Question(text, f"{task} {split} {doc_id}", lambda: to_visual(self._document(doc_id, task, split)))
 
     def _record(self, question: Question, answer: str | None = None) -> Record:
         images = list(question.images() or [])

@@ -347,10 +347,7 @@ class Answerer:
             return context, found
         batch = on_device(job.ready.batch, model.device)
         assert batch is not None
-
-        def compress() -> CompressedContext:
-            return CompressedContext.of(backbone, compression, batch, job.ready.frames, between=between)
-
+        compress = partial(CompressedContext.of, backbone, compression, batch, job.ready.frames, between=between)
         return self.contexts.take((*batch.record_ids, asked.by_system, asked.system, how), compress)
 
     def _room(self, request: ChatRequest, tokens: int) -> int:

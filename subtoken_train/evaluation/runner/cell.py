@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
+from functools import partial
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
@@ -105,10 +106,7 @@ class Cell:
 
 def make_cell(arm: Arm, task: Task, samples: Sequence[Sample], family: Family, max_length: int | None = None) -> Cell:
     """Return the cell of an arm on a task; prompts have at most ``max_length`` tokens."""
-
-    def inputs(batch: Sequence[Sample]) -> tuple[Batch, Continuations]:
-        return model_inputs(batch, family, task.modality, max_length)
-
+    inputs = partial(model_inputs, family=family, modality=task.modality, max_length=max_length)
     return Cell(samples, task.metric(), inputs, arm.compression(), arm.spec.protocol)
 
 

@@ -20,7 +20,7 @@ from subtoken_train.errors import SubTokenWarning, at_place, check_word, refuse
 from subtoken_train.evaluation.intervals import bootstrap_interval
 from subtoken_train.evaluation.metrics.metric import MeanScores
 from subtoken_train.evaluation.results import SampleRecord
-from subtoken_train.evaluation.runner.cell import Cell, Continuations, Progress, answered, model_inputs
+from subtoken_train.evaluation.runner.cell import Cell, Progress, answered, model_inputs
 from subtoken_train.evaluation.tasks.embedded_tasks import SceneScore, instruction_samples
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.families.literal_marks import escaped
@@ -32,7 +32,7 @@ from subtoken_train.ledger.kv_budget import mean_deviation, share_words
 from subtoken_train.ledger.measure import emptied_words
 from subtoken_train.outputs import append_whole, write_whole
 from subtoken_train.typed import checked, chosen, shown, typed
-from subtoken_train.types import Batch, Turn
+from subtoken_train.types import Turn
 
 Run = dict[str, Any]
 """A run of questions: its budget, and every score and prediction in the order of the questions. ``RUN`` names its keys.
@@ -85,9 +85,7 @@ def answer_records(
     samples = instruction_samples(records, limit, max_new_tokens)
     order = sorted(range(len(samples)), key=lambda place: samples[place].kind in DESCRIPTION_KINDS)  # long answers last
     batches = list(in_batches(order, batch_size))
-
-    def inputs(samples: Sequence[Sample]) -> tuple[Batch, Continuations]:
-        return model_inputs(samples, backbone.family, "image", max_length)
+    inputs = partial(model_inputs, family=backbone.family, modality="image", max_length=max_length)
 
     def reference(sample: Sample) -> list[int]:
         turns = [*sample.earlier, Turn(sample.prompt, escaped(sample.reference["answer"]))]
