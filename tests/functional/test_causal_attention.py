@@ -9,18 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from subtoken_train.functional.causal_attention import (
-    BLOCK,
-    Seen,
-    SlidingWindow,
-    attention_blocks,
-    attention_received,
-    attention_rows,
-    causal_attention,
-    fused_attention,
-    fused_kernels,
-    with_key_gradient,
-)
+from subtoken_train.functional import causal_attention as attend
 from subtoken_train.kernels.native import received
 from tests.support.helpers import random_mask, random_scores
 from tests.support.shards import LargestTensor
@@ -36,7 +25,7 @@ def test_it_is_softmax_over_what_stands_before(rows, block):
     key, value = torch.randn(2, 3, 2, 11, 8, generator=generator).unbind(0)
     seen = torch.ones(3, 11).bool()
     seen[0, :6], seen[1, 7:], seen[2] = False, False, torch.arange(11) % 2 == 0
-    found = causal_attention(query, key, value, Seen(seen), 0.3, block)
+    found = attend.causal_attention(query, key, value, attend.Seen(seen), 0.3, block)
     for sample in range(3):
         for row in range(rows):
             place = 11 - rows + row
@@ -69,15 +58,15 @@ def states(rows, columns, heads=4, kv_heads=2, width=16, dtype=torch.float32, de
     ],
 )
 def test_what_the_kernels_take(kv_heads, width, dtype, masked, expected):
-    assert fused_kernels(*states(3, 3, 4, kv_heads, width, dtype), masked) == expected
+    assert attend.fused_kernels(*states(3, 3, 4, kv_heads, width, dtype), masked) == expected
 
 
 def test_a_gradient_and_autocast_are_asked_for():
     query, key, value = states(3, 3, width=224, dtype=torch.bfloat16)
-    assert fused_kernels(query, key, value) == ("flash",)
-    assert fused_kernels(query.requires_grad_(), key, value) == ()
+    assert attend.fused_kernels(query, key, value) == ("flash",)
+    assert attend.fused_kernels(query.requires_grad_(), key, value) == ()
     with torch.autocast("cpu", torch.bfloat16):
-        assert fused_kernels(*states(3, 3)) == ("flash",)
+        assert attend.fused_kernels(*states(3, 3)) == ("flash",)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -88,12 +77,12 @@ def test_without_a_mask_it_is_causal_to_the_last_bit(rows, columns, dtype):
     expected = torch.nn.functional.scaled_dot_product_attention(
         query, key, value, mask, scale=0.3, enable_gqa=True
     )  # key heads that are shared
-    for found in (fused_attention(query, key, value, 0.3, mask), fused_attention(query, key, value, 0.3)):
+    for found in (attend.fused_attention(query, key, value, 0.3, mask), attend.fused_attention(query, key, value, 0.3)):
         assert torch.equal(found, expected)
 
 
 def windowed(length, size):
-    return SlidingWindow(size, torch.arange(length).expand(2, -1))
+    return attend.SlidingWindow(size, torch.arange(length).expand(2, -1))
 
 
 @pytest.mark.parametrize("block", [4, 100])
@@ -101,14 +90,14 @@ def windowed(length, size):
 def test_what_a_window_hides_is_not_read(rows, block):
     """Columns that no row of a block sees are poisoned; a batch with padding may see any of them."""
     query, key, value = states(rows, 40)
-    seen = Seen(None, windowed(40, 6))
-    expected = causal_attention(query, key, value, seen, 0.3, block)
-    padded = Seen(torch.ones(2, 40).bool(), seen.window)
-    assert torch.allclose(causal_attention(query, key, value, padded, 0.3, block), expected, atol=1e-6)
+    seen = attend.Seen(None, windowed(40, 6))
+    expected = attend.causal_attention(query, key, value, seen, 0.3, block)
+    padded = attend.Seen(torch.ones(2, 40).bool(), seen.window)
+    assert torch.allclose(attend.causal_attention(query, key, value, padded, 0.3, block), expected, atol=1e-6)
     first = 40 - rows - 5
     if first > 0:
         key[:, :, :first], value[:, :, :first] = torch.nan, torch.nan
-        assert torch.equal(causal_attention(query, key, value, seen, 0.3, block), expected)
+        assert torch.equal(attend.causal_attention(query, key, value, seen, 0.3, block), expected)
 
 
 @pytest.mark.gpu
@@ -122,12 +111,16 @@ def test_a_fused_kernel_runs_every_call_on_a_gpu(dtype, kv_heads, width, rows):
     given = states(rows, 300, 4, kv_heads, width, dtype, "cuda")
     seen = torch.ones(2, 300, dtype=torch.bool, device="cuda")
     seen[1, :40] = False
-    for each in (Seen(), Seen(seen), Seen(None, SlidingWindow(50, torch.arange(300, device="cuda").expand(2, -1)))):
+    for each in (
+        attend.Seen(),
+        attend.Seen(seen),
+        attend.Seen(None, attend.SlidingWindow(50, torch.arange(300, device="cuda").expand(2, -1))),
+    ):
         with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
-            found = causal_attention(*given, each, width**-0.5, 64)
+            found = attend.causal_attention(*given, each, width**-0.5, 64)
         wide = [x.double().cpu() for x in given]
-        home = Seen(None if each.places_BK is None else each.places_BK.cpu(), each.window and windowed(300, 50))
-        expected = causal_attention(*wide, home, width**-0.5, 64)
+        home = attend.Seen(None if each.places_BK is None else each.places_BK.cpu(), each.window and windowed(300, 50))
+        expected = attend.causal_attention(*wide, home, width**-0.5, 64)
         tolerance = 1e-4 if dtype == torch.float32 else 2e-2
         torch.testing.assert_close(found.double().cpu(), expected, atol=tolerance, rtol=tolerance)
 
@@ -148,7 +141,7 @@ def made(seed, dtype=torch.float32):
 
 
 def attention(query, key, value, keep, seen, block=3):
-    return causal_attention(query, key, value, Seen(seen.places_BK, seen.window, keep), SCALE, block)
+    return attend.causal_attention(query, key, value, attend.Seen(seen.places_BK, seen.window, keep), SCALE, block)
 
 
 def plain(query, key, value, weight_BhK, seen):
@@ -165,11 +158,11 @@ def plain(query, key, value, weight_BhK, seen):
 @pytest.mark.parametrize("block", [2, 64])
 def test_slopes_of_kept_and_dropped_keys(size, block):
     query, key, value, keep, visible, learns = made(3)
-    seen = Seen(visible, None if size is None else SlidingWindow(size, torch.arange(K).expand(B, K)))
+    seen = attend.Seen(visible, None if size is None else attend.SlidingWindow(size, torch.arange(K).expand(B, K)))
     logits = random_scores(9, B, HEADS, K).requires_grad_()
     upstream = random_scores(11, B, H, ROWS, WIDTH)
     out = attention(query, key, value, keep, seen, block)
-    found = with_key_gradient(out, logits, (query, key, value), keep, learns, seen, SCALE, block)
+    found = attend.with_key_gradient(out, logits, (query, key, value), keep, learns, seen, SCALE, block)
     assert torch.equal(found, out)
     found.backward(upstream)
     sigmoid = logits.detach().sigmoid()
@@ -190,13 +183,13 @@ def test_slopes_of_kept_and_dropped_keys(size, block):
 
 def test_queries_keys_and_values_learn_as_without_it():
     query, key, value, keep, visible, learns = made(5)
-    seen, grads = Seen(visible), []
+    seen, grads = attend.Seen(visible), []
     for with_logits in (False, True):
         states = [x.clone().requires_grad_() for x in (query, key, value)]
         out = attention(*states, keep, seen)
         if with_logits:
             logits = torch.zeros(B, HEADS, K, requires_grad=True)
-            out = with_key_gradient(out, logits, tuple(states), keep, learns, seen, SCALE, 4)
+            out = attend.with_key_gradient(out, logits, tuple(states), keep, learns, seen, SCALE, 4)
         out.pow(2).sum().backward()
         grads.append([x.grad for x in states])
     assert all(torch.equal(own, other) for own, other in zip(*grads, strict=True))
@@ -253,9 +246,9 @@ def test_blocks_are_the_dense_rows_and_keys_receive_their_columns(problem, block
     for device in ("cuda", "cpu"):  # what is done on such a device: of a GPU nothing is read
         patched = patch.multiple("subtoken_train.functional.causal_attention", BLOCK=block, DEVICES=(device,))
         with patched, unread() if device == "cpu" else nullcontext():
-            receive = attention_received if torch_alone or device == "cpu" else received
+            receive = attend.attention_received if torch_alone or device == "cpu" else received
             sums, weighted, largest = (receive(*given, *how, most=most) for how in ((), (weight,), (None, True)))
-            blocks = list(attention_blocks(*given, most))
+            blocks = list(attend.attention_blocks(*given, most))
         matrix, times = collect(blocks, expected)
         assert torch.equal(times, rows.long())
         assert torch.allclose(matrix, expected, atol=1e-6)
@@ -269,20 +262,20 @@ def test_blocks_are_the_dense_rows_and_keys_receive_their_columns(problem, block
 def test_bf16_inputs_are_computed_in_fp32_and_large_scores_do_not_overflow():
     (query, key), everything = tensors(2, 4, 2, 20, dtype=torch.bfloat16), torch.ones(2, 20, dtype=torch.bool)
     places = torch.arange(20).expand(2, -1)
-    rows = attention_rows(query, key, places, everything, 0.5)
+    rows = attend.attention_rows(query, key, places, everything, 0.5)
     assert torch.allclose(rows.double(), dense(query, key, everything, 0.5), atol=1e-6)
-    rows = attention_rows(query.float() * 1e3, key.float() * 1e3, places, everything, 1.0)
+    rows = attend.attention_rows(query.float() * 1e3, key.float() * 1e3, places, everything, 1.0)
     assert torch.allclose(rows.sum(-1), torch.ones(2, 4, 20))
 
 
-@pytest.mark.parametrize(("block", "length"), [(8, 300), (BLOCK, 1500)])
+@pytest.mark.parametrize(("block", "length"), [(8, 300), (attend.BLOCK, 1500)])
 def test_memory_is_a_block_of_rows(block, length, monkeypatch):
     """The largest tensor holds heads x block x N elements: less than one N x N matrix."""
     monkeypatch.setattr("subtoken_train.functional.causal_attention.BLOCK", block)
     query, key = tensors(1, 4, 2, length, width=2)
     everything = torch.ones(1, length, dtype=torch.bool)
     with LargestTensor() as largest:
-        blocks = attention_blocks(query, key, everything, everything, 1.0)
+        blocks = attend.attention_blocks(query, key, everything, everything, 1.0)
         rows = sum(index.shape[1] for index, _ in blocks)
     assert rows == length
     assert largest.elements == 4 * block * length < length * length

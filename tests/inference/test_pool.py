@@ -171,22 +171,15 @@ def test_a_selector_takes_the_place_of_the_routers(places, adapter):
 
 def test_another_share_of_bytes_is_spent_by_the_same_routers(places):
     """In Python, by a harness and beside other arms."""
-    batch, adapter, seen = make_batch([(1, 8)]), str(places["bytes"]), []
+    batch, adapter, trained = make_batch([(1, 8)]), str(places["bytes"]), read_adapter(places["bytes"])[1].state_dict()
     batch.regions_BN[batch.regions_BN == 5] = 4
-    trained = read_adapter(places["bytes"])[1].state_dict()
     given = read_arguments({"adapter": adapter, "byte_share": "0.3", "device": "cpu"})
-    assert given.settings["byte_share"] == 0.3
-    arms = [SubTokenModel.from_pretrained(adapter, byte_share=share).backbone for share in (None, 0.6, 0.3, 0.15)]
-    for arm in [*arms, given.model().backbone, ModelPool("cpu").get(adapter, byte_share=0.3)]:
-        share = arm.bank.config.byte_share
+    arms = [SubTokenModel.from_pretrained(adapter, byte_share=share).backbone for share in (None, 0.6, 0.15)]
+    for arm, share in zip([*arms, given.model().backbone], (0.6, 0.6, 0.15, 0.3), strict=True):
         assert arm.bank.config == replace(BYTES, byte_share=share)
         assert all(torch.equal(tensor, trained[name]) for name, tensor in arm.state_dict().items())
         (outcome,) = generate_batch(arm, batch, max_new_tokens=1)
-        spent = (outcome.region_bytes - outcome.index_bytes) / outcome.region_dense_bytes
-        assert share - 0.04 < spent <= share
-        seen.append((share, outcome.region_bytes, logits(arm).sum().item()))
-    assert [share for share, *_ in seen] == [0.6, 0.6, 0.3, 0.15, 0.3, 0.3]
-    assert len(set(seen)) == 3
+        assert share - 0.04 < (outcome.region_bytes - outcome.index_bytes) / outcome.region_dense_bytes <= share
 
 
 WRONG = {
@@ -195,11 +188,7 @@ WRONG = {
     "has no adapter": ("backbone", {"selector": "random"}),
     "byte_share=0.3 is for an adapter's routers": ("backbone", {"byte_share": 0.3}),
     "routed spends no byte budget": ("routed", {"byte_share": 0.3}),
-    "tokens spends no byte budget": ("tokens", {"byte_share": 0.3}),
     "whose place selector='none' takes": ("bytes", {"byte_share": 0.3, "selector": "none"}),
-    r"byte_share=0 must lie in \(0, 1\]": ("bytes", {"byte_share": 0}),
-    r"byte_share=1.5 must lie in": ("bytes", {"byte_share": 1.5}),
-    r"byte_share='0.3' must lie in": ("bytes", {"byte_share": "0.3"}),
     "is not an adapter": ("backbone", {"backbone": "elsewhere"}),
     "holds its own backbone": ("merged", {"backbone": "elsewhere"}),
     "evicts the context of a language model": ("routed", {"reducer": build_reducer("quest")}),

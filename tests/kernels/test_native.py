@@ -1,10 +1,7 @@
 """Attention on a CPU is attention over dense keys and values, in C or not; which path attends, and what is said."""
 
 import json
-import os
-import platform
 import subprocess
-import sys
 import warnings
 from contextlib import contextmanager
 from functools import lru_cache
@@ -319,27 +316,3 @@ def test_padded_tails_rooms_and_rounded_pieces(
         got = packed_attention(query, blocks, tail, width**-0.5, reach)
     tail = Tail(keys[:, :, :length], values[:, :, :length], length, start)
     assert (got - reference_attention(query, blocks, tail, width**-0.5, reach)).abs().max() < 1e-5
-
-
-FAULTS = """
-def faults():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(8):
-        layer, pinned = [torch.ones(2**22) for _ in range(6)], torch.ones(16)  # 16 MB each
-        del layer
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-import resource, torch
-from subtoken_train.kernels.native import keep_freed_memory
-print(faults(), keep_freed_memory() or faults(), faults())
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps freed memory as it likes")
-@pytest.mark.parametrize("own", [{}, {"MALLOC_TRIM_THRESHOLD_": "131072"}])
-def test_the_next_layer_faults_in_no_pages_again_unless_the_user_says_otherwise(own):
-    there = {key: value for key, value in os.environ.items() if key not in ("GLIBC_TUNABLES", *native.THRESHOLDS)}
-    said = subprocess.check_output([sys.executable, "-c", FAULTS], env=there | own, text=True)
-    before, _, after = map(int, said.split())
-    assert before > 100_000  # pages of 4 kB
-    assert (after > before / 2) if own else (after < before / 20)

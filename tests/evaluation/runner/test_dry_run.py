@@ -11,7 +11,6 @@ from subtoken_train.evaluation.runner.arms import load_arm, prepare, with_anchor
 from subtoken_train.evaluation.runner.dry_run import LayoutPool, check_lines, dry_run, planned_adapter
 from subtoken_train.evaluation.runner.spec import Grid, TaskSpec, expand_arms
 from subtoken_train.inference.pool import ModelPool
-from subtoken_train.routing import RoutingConfig
 from tests.support.commands import printed, refused
 from tests.support.places import ROOT
 from tests.support.refusals import refuses
@@ -53,23 +52,6 @@ def test_a_recipe_stands_in_the_place_of_its_adapter():
     assert planned.facts == replace(trained.facts, **own)
     assert (planned.reducer, planned.routing, planned.tokens) == (trained.reducer, trained.routing, trained.tokens)
     assert planned.adapter_sha256 is None
-
-
-def test_an_arm_of_other_bytes_or_groups_has_an_anchor_of_its_own():
-    routing = RoutingConfig(num_groups=16, kept_groups=16, budget="bytes", byte_share=0.5)
-    plan = replace(planned_adapter("runs/tiny_fastv25_s16k4/adapter"), routing=routing)
-    shares = {"adapter": "runs/spends/adapter", "byte_share": [None, 0.25]}
-    groups = {"backbone": "checkpoints/tiny-llava", "reducer": "fastv", "keep_ratio": 0.25, "groups": ["16,4", "16,12"]}
-    facts = [planned.arm.facts for planned in dry_run(grid_of(shares, groups), lambda _: plan).arms]
-    names = ["tiny_fastv25_s16k4", "tiny_fastv25_s16k4-bytes0.25"]
-    names += [f"tiny-llava-fastv0.25-S16K{kept}-value_norm" for kept in (4, 12)]
-    anchors = [f"{name}-untrained_anchor" for name in names]
-    assert [(each.name, each.anchor) for each in facts] == [*zip(names + anchors, anchors + [None] * 4, strict=True)]
-    assert [each.groups for each in facts[:2]] == ["S16 bytes 0.5 linear", "S16 bytes 0.25 linear"]
-    assert [each.trained for each in facts[:2]] == [True, False]
-    assert [each.nominal_kv for each in facts] == [0.125, 0.0625, 0.15625, 0.21875] * 2
-    refuses("of an arm must be a number; got 'half'", grid_of, {"adapter": SHIPPED, "byte_share": "half"})
-    refuses("byte_share is for routers of adapter: DIR", grid_of, {"backbone": TEXT, "byte_share": 0.5})
 
 
 @pytest.mark.slow
