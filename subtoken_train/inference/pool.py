@@ -119,7 +119,8 @@ class ModelPool:
         source = replace(adapter_backbone(folder, config, backbone), **(loading or {}))
         changed = with_selection(config, reducer, selector, seed, byte_share, str(path))
         family = self._cleared(source, changed.reducer)
-        self._current, _ = put_adapter(folder, changed, family, source, routers=selector is None)
+        own = selector is None or changed.routing == config.routing
+        self._current, _ = put_adapter(folder, changed, family, source, routers=own)
         return self._placed(self._current)
 
     def _cleared(self, source: BackboneConfig, reducer: Reducer) -> Family:
