@@ -44,7 +44,7 @@ from subtoken_train.families.backbone_files import gguf_digest
 from subtoken_train.families.family import Family, shapes_digest
 from subtoken_train.families.load import layout_family, load_family
 from subtoken_train.families.lora import MAIN_ADAPTER, OUTPUT_ADAPTER, LoraSettings
-from subtoken_train.functional.hashing import digest_tensor
+from subtoken_train.functional.hashing import digest_of
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import RouterBank
@@ -149,10 +149,8 @@ def check_same_model(wanted: ModelIdentity, found: ModelIdentity) -> None:
 
 
 def _digest(settings: list[Any], tensors: Iterable[tuple[str, Tensor]]) -> str:
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
-    for name, tensor in sorted(tensors, key=lambda each: each[0]):
-        digest_tensor(digest, name, tensor)
-    return digest.hexdigest()
+    text = json.dumps(settings, sort_keys=True, default=str)
+    return digest_of(text, sorted(tensors, key=lambda each: each[0])).hexdigest()
 
 
 def _sampled(tensor: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import are_finite
 from subtoken_train.errors import MAX_COUNT, no_numbers, refuse
 from subtoken_train.evictions.kvzip import GATE_WIDTH, KVzip, TokenScorers, gate_logs, repeated_context
-from subtoken_train.functional.hashing import digest_tensor
+from subtoken_train.functional.hashing import digest_of
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import contexts_of
 from subtoken_train.outputs import write_whole
@@ -97,13 +97,11 @@ class ScorerCalibrator(Calibrator):
     def examples(self, backbone: CompressedBackbone, batches: Batches) -> Iterator[Examples]:
         """Yield examples of each batch of prompts: made, or read where the folder of targets has them."""
         use_packed_attention(backbone.family.decoder.config)
-        weights = hashlib.sha256()
-        for each in backbone.model.state_dict().items() if self.targets else ():
-            digest_tensor(weights, *each)
+        weights = digest_of("", backbone.model.state_dict().items() if self.targets else ())
         for batch in batches:
-            contexts, own = contexts_of(batch), hashlib.sha256(f"{FAINTEST} {self.positions} {self.seed}".encode())
-            digest_tensor(own, "ids", contexts.input_ids_BN)
-            digest_tensor(own, "regions", contexts.regions_BN)
+            contexts = contexts_of(batch)
+            parts = ("ids", contexts.input_ids_BN), ("regions", contexts.regions_BN)
+            own = digest_of(f"{FAINTEST} {self.positions} {self.seed}", parts)
             file = Path(self.targets) / f"{hashlib.sha256(weights.digest() + own.digest()).hexdigest()}.targets"
             if self.targets and file.exists():
                 yield read_targets(file)

@@ -5,7 +5,7 @@ Random controls hash (seed, sample, layer, position, group): the same numbers in
 
 import hashlib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -37,3 +37,11 @@ def digest_tensor(digest: "hashlib._Hash", name: str, tensor: Tensor) -> None:
     """Let a digest read a tensor: its name, dtype, shape and bytes, wherever it lies."""
     digest.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
     digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+
+
+def digest_of(text: str, tensors: Iterable[tuple[str, Tensor]]) -> "hashlib._Hash":
+    """Make a SHA-256 of a text and of named tensors, in their order."""
+    digest = hashlib.sha256(text.encode())
+    for name, tensor in tensors:
+        digest_tensor(digest, name, tensor)
+    return digest

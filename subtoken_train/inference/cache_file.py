@@ -6,7 +6,6 @@ damage, not a forger: hence all other checks. Nothing is unpickled, no path in t
 than the file is allocated.
 """
 
-import hashlib
 import json
 import os
 import struct
@@ -27,7 +26,7 @@ from subtoken_train.cache.packed_record import PackedRecord, PackedShape, packed
 from subtoken_train.documents import check_regular, parse_json
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning, at_place, check_range, refuse
-from subtoken_train.functional.hashing import digest_tensor
+from subtoken_train.functional.hashing import digest_of
 from subtoken_train.inference.cache_report import CacheReport
 from subtoken_train.inference.compression import Compression, method_record, settings_record
 from subtoken_train.inference.text_prompts import QuestionFrame
@@ -103,7 +102,7 @@ def read_cache(path: Path, backbone: CompressedBackbone, compression: Compressio
         raise ValueError(f"{path} cannot be read; check the path ({error.strerror or type(error).__name__})") from None
     except SafetensorError as error:
         raise ValueError(f"{path} is not a whole safetensors file: {str(error)[:160]}") from error
-    if digest != _digest(text, tensors):
+    if digest != digest_of(text, sorted(tensors.items())).hexdigest():
         raise ValueError(f"{path} is damaged: its content is not what was written (SHA-256 differs); compress again")
     record = typed(_CacheRecord, content, str(path))
     routed = any(part.routed for layer in record.packed.layers for block in layer.blocks for part in block.parts)
@@ -126,14 +125,7 @@ def read_cache(path: Path, backbone: CompressedBackbone, compression: Compressio
 
 def sealed(record: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Return a file's metadata: one entry with the record behind its checksum; safetensors orders several at random."""
-    return {_RECORD: f"{_digest(record, tensors)} {record}"}
-
-
-def _digest(record: str, tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256(record.encode())
-    for name, tensor in sorted(tensors.items()):
-        digest_tensor(digest, name, tensor)
-    return digest.hexdigest()
+    return {_RECORD: f"{digest_of(record, sorted(tensors.items())).hexdigest()} {record}"}
 
 
 def _metadata(path: Path) -> tuple[str, str]:

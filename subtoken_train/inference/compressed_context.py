@@ -3,7 +3,6 @@
 Legend: B contexts, N positions, q tokens of a question.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,7 +24,7 @@ from subtoken_train.families.family import Family
 from subtoken_train.families.images import Picture, Video
 from subtoken_train.families.literal_marks import picture_marks, tokenise
 from subtoken_train.functional.gather import on_device
-from subtoken_train.functional.hashing import digest_tensor
+from subtoken_train.functional.hashing import digest_of
 from subtoken_train.inference import text_prompts as texts
 from subtoken_train.inference.answer_stream import AnswerStream, answer_text, pieces, same_autocast
 from subtoken_train.inference.batched import greedy_tokens
@@ -108,10 +107,8 @@ def _pictures(family: Family, context: Context, system: str | None) -> tuple[Bat
 
 def _named(batch: Batch, family: Family) -> Batch:
     """On the model's device, with its digest as its name, so that random choices do not depend on the batch."""
-    digest = hashlib.sha256()
-    for name in ("input_ids_BN", "pixel_values", "image_grid_I3", "seconds_I"):
-        if (part := getattr(batch, name)) is not None:
-            digest_tensor(digest, name, part)
+    names = ("input_ids_BN", "pixel_values", "image_grid_I3", "seconds_I")
+    digest = digest_of("", ((name, part) for name in names if (part := getattr(batch, name)) is not None))
     return replace(on_device(batch, family.device), record_ids=[digest.hexdigest()])
 
 
