@@ -17,7 +17,7 @@ from subtoken_train.functional.objective import IGNORE_INDEX
 from subtoken_train.inference.prefill import contexts_of
 from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Region
-from tests.support.helpers import compress
+from tests.support.helpers import compress, random_scores
 from tests.support.places import ROOT
 from tests.support.prompt_views import NOBODY
 from tests.support.refusals import refuses, refusing
@@ -221,13 +221,9 @@ def backbone():
     return found
 
 
-def drawn(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
 def test_rows_after_the_context_see_it_as_far_as_it_stays():
     """A loop over query heads and rows; rows of the context and before it see everything up to themselves."""
-    query, key, value = drawn(1, 4, 9, 8), drawn(1, 2, 9, 8, seed=1), drawn(1, 2, 9, 8, seed=2)
+    query, key, value = random_scores(0, 1, 4, 9, 8), random_scores(1, 1, 2, 9, 8), random_scores(2, 1, 2, 9, 8)
     context = torch.tensor([[0, 1, 1, 1, 1, 0, 0, 0, 0]]).bool()
     stays = torch.rand(2, 1, 2, 9).log()
     found = FadingEntries(context, stays, torch.ones(1, 9).bool()).attend(1, query, key, value, 0.3)

@@ -18,7 +18,7 @@ from subtoken_train.inference.layer_packer import LayerPacker
 from subtoken_train.inference.prefill import contexts_of, run_whole
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
-from tests.support.helpers import compress
+from tests.support.helpers import compress, random_scores
 from tests.support.places import ROOT
 from tests.support.refusals import refuses
 from tests.support.text_families import text_batch, text_family
@@ -29,10 +29,6 @@ def shallow():
     shallow = compress(text_family(layers=2)).eval()
     use_packed_attention(shallow.family.decoder.config)
     return shallow
-
-
-def drawn(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def plain_ridge(inputs, targets, ridge):
@@ -49,8 +45,9 @@ def plain_ridge(inputs, targets, ridge):
 @pytest.mark.parametrize("ridge", [0.0, 0.1, 3.0])
 def test_the_closed_form_is_least_squares(ridge):
     """Whatever the parts that entries come in, with inputs of unlike sizes and means."""
-    inputs = drawn(80, 6) * torch.tensor([1.0, 100.0, 0.01, 1.0, 3.0, 1.0]) + torch.tensor([0, 1000, 0, -5, 0, 0])
-    targets = inputs @ drawn(6, 2, seed=1) + drawn(80, 2, seed=2)
+    scale, shift = torch.tensor([1.0, 100.0, 0.01, 1.0, 3.0, 1.0]), torch.tensor([0, 1000, 0, -5, 0, 0])
+    inputs = random_scores(0, 80, 6) * scale + shift
+    targets = inputs @ random_scores(1, 6, 2) + random_scores(2, 80, 2)
     weight, bias = plain_ridge(inputs, targets, ridge)
     for parts in ([80], [1, 30, 0, 49]):
         first, *others = map(token_scorers.Moments.of, inputs.split(parts), targets.split(parts))
@@ -60,10 +57,10 @@ def test_the_closed_form_is_least_squares(ridge):
 
 
 def test_fewer_entries_than_inputs_and_one_that_never_changes():
-    inputs = drawn(5, 9)
+    inputs = random_scores(0, 5, 9)
     inputs[:, 4] = 2.0
     assert all(
-        bool(part.isfinite().all()) for part in token_scorers.Moments.of(inputs, drawn(5, 1, seed=1)).ridge_map(0.1)
+        bool(part.isfinite().all()) for part in token_scorers.Moments.of(inputs, random_scores(1, 5, 1)).ridge_map(0.1)
     )
 
 
@@ -134,7 +131,7 @@ def test_routers_are_refused():
 
 def test_two_layers_learn_what_one_cannot_and_keep_the_epoch_that_errs_least():
     """Targets of unlike sizes that no map foretells; then noise, which later epochs foretell less than early ones."""
-    inputs = drawn(600, 4) * torch.tensor([1.0, 50.0, 0.1, 1.0]) + torch.tensor([0.0, 300.0, 0.0, -2.0])
+    inputs = random_scores(0, 600, 4) * torch.tensor([1.0, 50.0, 0.1, 1.0]) + torch.tensor([0.0, 300.0, 0.0, -2.0])
     plain = torch.stack([(inputs[:, 0] * inputs[:, 3]), 100 + 30 * inputs[:, 0].abs()], 1)
     held = (inputs[500:], plain[500:])
     net = token_scorers.two_layers((inputs[:500], plain[:500]), held, 32, 0, 500)
@@ -145,7 +142,7 @@ def test_two_layers_learn_what_one_cannot_and_keep_the_epoch_that_errs_least():
         return ((found - held[1]) / held[1].std(0)).square().mean().item()
 
     assert error(foretold(net, held[0][None])[0].T) < 0.5 * error(by_map)
-    noise, other = (inputs[:60], drawn(60, 2, seed=5)), (inputs[60:90], drawn(30, 2, seed=6))
+    noise, other = (inputs[:60], random_scores(5, 60, 2)), (inputs[60:90], random_scores(6, 30, 2))
     early, late = (
         F.mse_loss(foretold(token_scorers.two_layers(noise, watched, 32, 0, 80), other[0][None])[0].T, other[1]).item()
         for watched in (other, noise)
@@ -172,7 +169,7 @@ def test_two_layers_are_made_of_what_is_not_held_out(shallow):
 
 def test_a_gate_learns_scores_and_is_made_of_all_examples(shallow, monkeypatch):
     """As the release's own, of as many queries as a head has; what one map makes of the inputs is not enough here."""
-    inputs, other = drawn(500, 6), drawn(100, 6, seed=1)
+    inputs, other = random_scores(0, 500, 6), random_scores(1, 100, 6)
     scores = [
         torch.stack([(x[:, 0] * x[:, 1]).sigmoid(), x[:, 2].abs() / 4], 1).clamp(1e-3, 1) for x in (inputs, other)
     ]
