@@ -229,23 +229,15 @@ def test_texts(capsys, tmp_path):
     )
 
 
-TINY_RECIPE = ["--config", str(recipe("tiny_fastv25_s16k4")), "--data.val_file", "null"]
-
-
 @pytest.fixture
 def scenes(tmp_path):
     """The embedded VLM's recipe on four scenes."""
     write_scene_split(tmp_path / "scenes", "train", 4, seed=0)
-    return [*TINY_RECIPE, "--data.train_file", str(tmp_path / "scenes/train.json"), "--data.batch_size", "2"]
-
-
-def shown(capsys, argv):
-    """What a preview that must succeed prints."""
-    return printed(capsys, "preview", *argv)
+    return of(tmp_path / "scenes/train.json", "--data.val_file", "null")
 
 
 def test_a_scene_as_the_loss_sees_it(scenes, capsys):
-    out = shown(capsys, [*scenes, "--count", "2"])
+    out = printed(capsys, "preview", *scenes, "--count", "2")
     samples = re.findall(r"'train-00000\d', 1 image: (\d+) tokens \((.*)\), (\d+) trained", out)
     assert len(samples) == 2
     for tokens, counts, trained in samples:
@@ -263,7 +255,7 @@ def test_a_corpus_is_shown_without_packing_it_and_without_weights(tmp_path, monk
     model = {"backbone": {"path": "llama"}, "reducer": {"name": "quest", "keep_ratio": 0.5}}
     blocks = {"train": {"name": "text.jsonl"}, "block_length": 96, "context_length": 64, "prefix_tokens": 8}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"model": model, "data": blocks, "trainer": {"max_steps": 3}}))
-    out = shown(capsys, ["--config", "mine.yaml"])
+    out = printed(capsys, "preview", "--config", "mine.yaml")
     shown_blocks = re.findall(r"'block (\d)': 96 tokens \(64 context, 8 query, 24 answer\), 24 trained", out)
     assert shown_blocks == ["0", "1", "2"]
 

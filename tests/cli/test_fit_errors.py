@@ -225,7 +225,6 @@ def test_both_refuse_it_in_the_same_words(capsys, tiny_argv, value):
     assert not Path("run").exists()
 
 
-CODE_RECIPE = recipe("tiny_fastv25_s16k4")
 NAMES = [(key, name) for key, kind in KINDS.items() for name in kind.names]
 
 
@@ -272,7 +271,7 @@ def test_a_saved_recipe_passes_again(tmp_path, monkeypatch, key, name):
     spec = {name: dict.fromkeys(KINDS[key].settings.get(name, ())[:1], 1)}
     spec = {name: {"config": {"steps_per_print": 1}}} if name.startswith("zero") else spec
     overlay.write_text(yaml.safe_dump({"trainer": {key: [spec] if KINDS[key].many else spec}}))
-    first = RecipeCLI(["--config", str(CODE_RECIPE), "--config", str(overlay)])
+    first = RecipeCLI(["--config", str(RECIPE), "--config", str(overlay)])
     (tmp_path / "recipe.yaml.partial").symlink_to(overlay)
     before = overlay.read_text()
     first.save_recipe(saved)
@@ -281,9 +280,9 @@ def test_a_saved_recipe_passes_again(tmp_path, monkeypatch, key, name):
 
 
 def test_recipes_of_version_0_1_are_read_and_flags_are_no_keys(tmp_path):
-    text, old = CODE_RECIPE.read_text(encoding="utf-8"), tmp_path / "recipe.yaml"
+    text, old = RECIPE.read_text(encoding="utf-8"), tmp_path / "recipe.yaml"
     old.write_text(f"{text}\noverwrite: false\nresume: false\nprivate: false\npush_to_hub: null\n")
-    assert RecipeCLI(["--config", str(old)]).resolved() == RecipeCLI(["--config", str(CODE_RECIPE)]).resolved()
+    assert RecipeCLI(["--config", str(old)]).resolved() == RecipeCLI(["--config", str(RECIPE)]).resolved()
     for flag in FLAGS:
         old.write_text(f"{text}\n{flag}: true\n")
         refuses(f"{flag}: True; that belongs on the command line", read_source, ["--config", str(old)])
@@ -353,7 +352,7 @@ WAYS = [
 def hostile_file(folder, key="allow_code", value=False):
     """The tiny recipe with a value laid over it, and the file that some values name."""
     (folder / "hostile.yaml").write_text(yaml.safe_dump(BIRD))
-    content = yaml.safe_load(CODE_RECIPE.read_text(encoding="utf-8"))
+    content = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))
     if value is not False:
         *groups, last = key.split(".")
         band = content
