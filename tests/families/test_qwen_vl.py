@@ -11,7 +11,7 @@ from PIL import Image
 
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from subtoken_train.types import Region
-from tests.support.helpers import compress
+from tests.support.helpers import compress, unread
 from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 from tests.support.tiny import qwen
@@ -147,9 +147,7 @@ def test_merged_tokens_keep_their_targets_deep_features(deep_family):
     result = compress(deep_family, name="visionzip", keep_ratio=0.5).run(batch)
     kept = result.rows.index_BM[0]
     states = deep_family.visual_states(batch, "received")
-    merged = compress(deep_family, name="visionzip", keep_ratio=0.5).reducer.merge(
-        states, [torch.zeros(len(tokens), dtype=torch.bool) for tokens in states.tokens]
-    )
+    merged = compress(deep_family, name="visionzip", keep_ratio=0.5).reducer.merge(states, unread(states))
     assert len(merged.tokens[0]) == int(merged.slots[0].sum()) == int((result.rows.regions_BM == Region.VISUAL).sum())
     shown = batch.regions_BN[0, kept] == Region.VISUAL
     assert torch.equal(result.rows.deep_nBMD[:, 0, shown], states.deep[0][:, merged.slots[0]])

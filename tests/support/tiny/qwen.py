@@ -62,13 +62,17 @@ def _made(seed: int) -> tuple[transformers.PreTrainedTokenizerFast, dict[str, in
     return tokenizer, {name: tokenizer.convert_tokens_to_ids(name) for name in SPECIAL}
 
 
+def _model(kind: str, text: dict, vision: dict, ids: dict[str, int]) -> transformers.PreTrainedModel:
+    config = getattr(transformers, f"{kind}Config")(text_config=text, vision_config=vision, **ids)
+    return getattr(transformers, f"{kind}ForConditionalGeneration")(config).eval()
+
+
 def qwen_family(seed: int = 0, kv_heads: int = 2) -> qwen_vl.Qwen25VLFamily:
     """Qwen2.5-VL; a tower of four blocks, windows of 2 x 2 tokens in all but the second and the last."""
     tokenizer, ids = _made(seed)
     own = {"window_size": 56, "fullatt_block_indexes": [1, 3], "tokens_per_second": 2}
     text = _text(ids, len(tokenizer), kv_heads, [2, 3, 3])
-    config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config={**BLOCKS, **own}, **_names(ids))
-    model = transformers.Qwen2_5_VLForConditionalGeneration(config).eval()
+    model = _model("Qwen2_5_VL", text, {**BLOCKS, **own}, _names(ids))
     return qwen_vl.Qwen25VLFamily(model, qwen_vl.QwenProcessor(Qwen2VLImageProcessorPil(), tokenizer))
 
 
@@ -76,8 +80,7 @@ def qwen2_family(seed: int = 0, kv_heads: int = 2) -> qwen_vl.Qwen2VLFamily:
     tokenizer, ids = _made(seed)
     vision = {"depth": 3, "embed_dim": 32, "num_heads": 2, "mlp_ratio": 2, "hidden_size": 64, "initializer_range": 0.2}
     text = _text(ids, len(tokenizer), kv_heads, [2, 3, 3])
-    config = transformers.Qwen2VLConfig(text_config=text, vision_config=vision, **_names(ids))
-    model = transformers.Qwen2VLForConditionalGeneration(config).eval()
+    model = _model("Qwen2VL", text, vision, _names(ids))
     return qwen_vl.Qwen2VLFamily(model, qwen_vl.QwenProcessor(Qwen2VLImageProcessorPil(), tokenizer))
 
 
@@ -89,18 +92,13 @@ def qwen3_family(seed: int = 0, kv_heads: int = 2, experts: bool = False) -> qwe
     tokenizer, ids = _made(seed)
     own = {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 2]}
     text = {**_text(ids, len(tokenizer), kv_heads, [4, 2, 2]), "head_dim": 16, **(EXPERTS if experts else {})}
-    made = (
-        (transformers.Qwen3VLMoeConfig, transformers.Qwen3VLMoeForConditionalGeneration, qwen_vl.Qwen3VLMoeFamily)
-        if experts
-        else (transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration, qwen_vl.Qwen3VLFamily)
-    )
-    config = made[0](text_config=text, vision_config={**BLOCKS, **own}, **_names(ids))
-    model = made[1](config).eval()
+    kind = "Qwen3VLMoe" if experts else "Qwen3VL"
+    model = _model(kind, text, {**BLOCKS, **own}, _names(ids))
     for name, parameter in model.named_parameters():
         if name.endswith(("q_norm.weight", "k_norm.weight")):
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
     pictures = Qwen2VLImageProcessorPil(patch_size=16, min_pixels=4 * 32 * 32)
-    return made[2](model, qwen_vl.QwenProcessor(pictures, tokenizer))
+    return getattr(qwen_vl, f"{kind}Family")(model, qwen_vl.QwenProcessor(pictures, tokenizer))
 
 
 def qwen_video(count: int, size: tuple[int, int] = (60, 90), fps: float = 1.0, seed: int = 0) -> Video:
@@ -174,15 +172,10 @@ def glm_family(seed: int = 0, kv_heads: int = 2, experts: bool = False) -> qwen_
     if experts:
         text |= {"n_routed_experts" if name == "num_experts" else name: size for name, size in EXPERTS.items()}
         text |= {"head_dim": 16}
-    made = (
-        (transformers.Glm4vMoeConfig, transformers.Glm4vMoeForConditionalGeneration, qwen_vl.Glm4vMoeFamily)
-        if experts
-        else (transformers.Glm4vConfig, transformers.Glm4vForConditionalGeneration, qwen_vl.Glm4vFamily)
-    )
-    config = made[0](text_config=text, vision_config={**BLOCKS, "image_size": 56}, **ids)
-    model = made[1](config).eval()
+    kind = "Glm4vMoe" if experts else "Glm4v"
+    model = _model(kind, text, {**BLOCKS, "image_size": 56}, ids)
     pictures = Glm4vImageProcessorPil(size={"shortest_edge": 2 * 56 * 56, "longest_edge": 2 * 28 * 28 * 1280})
-    return made[2](model, qwen_vl.GlmProcessor(pictures, tokenizer))
+    return getattr(qwen_vl, f"{kind}Family")(model, qwen_vl.GlmProcessor(pictures, tokenizer))
 
 
 def glm_picture(
