@@ -16,7 +16,7 @@ from tests.support import prompt_views
 from tests.support.golden_cases import close, golden_view, load, same_sets
 from tests.support.refusals import refuses
 from tests.support.tape import unread
-from tests.support.truth_models import OwnSets
+from tests.support.truth_models import SHORT, OwnSets
 
 SETTINGS = {
     "snapkv": {"window": 4},
@@ -25,12 +25,10 @@ SETTINGS = {
     "per_layer": {"shares": (3, 1, 2)},
     "compactor": {"sinks": 2, "last": 1, "chunk": 4},
     "lagkv": {"sinks": 1, "lag": 4},
-    "duo_attention": {"sinks": 1, "recent": 3},
-    "simlayerkv": {"sinks": 1, "recent": 3},
-    "cur": {"sinks": 1, "local": 4},
     "cake": {"window": 4},
     "headkv": {"window": 4},
     "sparsemm": {"window": 4},
+    **SHORT,
 }
 
 
@@ -206,17 +204,16 @@ def test_nothing_of_a_base_is_forgotten():
     assert public <= {*vars(Wrapper), *vars(around("ada", build_eviction("knorm")))}
 
 
-def counts_of(method, keep, prompts=("context",)):
-    views = prompt_views.layer_views([prompt_views.PROMPTS[name] for name in prompts], method.needs)
-    candidates = prompt_views.candidates_of(method, views, keep)
-    return method.counts([method.score(view) for view in views], candidates), candidates
+def planned(method, keep):
+    """``plan`` for the prompt of a context."""
+    return prompt_views.plan(method, prompt_views.layer_views([prompt_views.PROMPTS["context"]], method.needs), keep)
 
 
 def test_layers_keep_what_they_are_told():
-    counts, candidates = counts_of(PerLayer(KNorm(), (3, 2, 1)), 0.4)
+    _, counts, _, candidates = planned(PerLayer(KNorm(), (3, 2, 1)), 0.4)
     assert candidates.budget_LB[:, 0].tolist() == [10, 10, 10]
     assert counts[:, 0].tolist() == [15, 10, 5]
-    assert counts_of(PerLayer(KNorm(), (0.3, 0.2, 0.1)), 0.4)[0][:, 0].tolist() == [15, 10, 5]
+    assert planned(PerLayer(KNorm(), (0.3, 0.2, 0.1)), 0.4)[1][:, 0].tolist() == [15, 10, 5]
 
 
 def test_as_many_shares_as_layers():
@@ -224,14 +221,6 @@ def test_as_many_shares_as_layers():
         with pytest.raises(ValueError, match="per_layer has 2 shares and the backbone 3 layers; give one each"):
             build_eviction(chain, shares=[1, 2]).check_shape(3, 2, 8)
         build_eviction(chain, shares=[1, 2]).check_shape(2, 2, 8)
-
-
-def kept_of(notation, keep, prompts=("context",), **settings):
-    method = build_eviction(notation, **settings)
-    views = prompt_views.layer_views([prompt_views.PROMPTS[name] for name in prompts], method.needs)
-    candidates = prompt_views.candidates_of(method, views, keep)
-    scores = [method.score(view) for view in views]
-    return method, scores, candidates, method.keep(scores, candidates)
 
 
 def plain_triples(scores, candidates, total):
@@ -251,7 +240,7 @@ def plain_triples(scores, candidates, total):
 @pytest.mark.parametrize("keep", [0.1, 0.4, 1.0])
 @pytest.mark.parametrize(("base", "settings"), [("knorm", {}), ("snapkv", {"window": 3}), ("streaming_llm", {})])
 def test_the_best_of_all_layers_and_heads_stay(base, settings, keep):
-    _, scores, candidates, kept = kept_of(f"pooled({base})", keep, **settings)
+    scores, _, kept, candidates = planned(build_eviction(f"pooled({base})", **settings), keep)
     competes = candidates.competes_LBN
     total = int(candidates.budget_LB.sum()) * scores[0].scores_BhN.shape[1]
     found = {
