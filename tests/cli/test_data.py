@@ -10,6 +10,7 @@ from subtoken_train.cli import data
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.english import documents
 from subtoken_train.evaluation.tasks import TASKS
+from tests.support.chats import talk
 from tests.support.commands import printed, refused
 from tests.support.places import ROOT
 
@@ -57,21 +58,14 @@ PARTS = ("coco/train2017/1.jpg", "gqa/images/2.jpg", "ocr_vqa/images/3.jpg", "vg
 def root(tmp_path, monkeypatch):
     """Six records, one of them text only, whose five images are there (one as .gif)."""
     monkeypatch.setattr(data, "MIX665K_RECORDS", 6)
-    rows = [
-        {"id": i, "image": name, "conversations": [talk("<image> hi"), talk("yes", "gpt")]}
-        for i, name in enumerate(PARTS)
-    ]
-    rows.append({"id": "text", "model": "", "conversations": [talk("hi"), talk("yes", "gpt")]})
+    rows = [{"id": i, "image": name, "conversations": talk("<image> hi", "yes")} for i, name in enumerate(PARTS)]
+    rows.append({"id": "text", "model": "", "conversations": talk("hi", "yes")})
     (tmp_path / data.MIX665K).write_text(json.dumps(rows))
     for name in PARTS:
         path = tmp_path / "images" / name.replace("3.jpg", "3.gif")
         path.parent.mkdir(parents=True)
         path.touch()
     return tmp_path
-
-
-def talk(value, role="human"):
-    return {"from": role, "value": value}
 
 
 def failed(capsys, argv):

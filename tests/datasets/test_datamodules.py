@@ -14,6 +14,7 @@ from subtoken_train.datasets.datamodule import CorpusDataModule, InstructionData
 from subtoken_train.datasets.image_sources import MOST_PIXELS
 from subtoken_train.datasets.scenes import write_scene_split
 from subtoken_train.types import Region
+from tests.support.chats import talk
 from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 from tests.support.training_memory import fit
@@ -73,10 +74,7 @@ def trainer_of(family, rank=0, world_size=1):
 
 @pytest.fixture
 def text_file(tmp_path):
-    rows = [
-        {"id": f"{i}", "conversations": [{"from": "human", "value": "what ?"}, {"from": "gpt", "value": f"{i % 10}"}]}
-        for i in range(RECORDS)
-    ]
+    rows = [{"id": f"{i}", "conversations": talk("what ?", f"{i % 10}")} for i in range(RECORDS)]
     (tmp_path / "train.json").write_text(json.dumps(rows))
     return str(tmp_path / "train.json")
 
@@ -180,7 +178,7 @@ def loaders_of_two_processes(path, family):
 def test_no_step_of_two_processes_mixes_records_with_and_without_images(tiny_family, tmp_path):
     write_scene_split(tmp_path, "train", 7, seed=0)
     rows = json.loads((tmp_path / "train.json").read_text())
-    texts = [{"conversations": [{"from": "human", "value": "what ?"}, {"from": "gpt", "value": "7"}]}] * 12
+    texts = [{"conversations": talk("what ?", "7")}] * 12
     (tmp_path / "train.json").write_text(json.dumps(texts[:6] + rows + texts[6:]))
     loaders = loaders_of_two_processes(str(tmp_path / "train.json"), tiny_family)
     training = [[batch.pixel_values is not None for batch, *_ in train] for train, _ in loaders]

@@ -18,6 +18,7 @@ from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.families.llava import LlavaFamily
 from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Turn
+from tests.support.chats import talk
 from tests.support.refusals import refuses
 
 
@@ -31,9 +32,8 @@ def folder(tmp_path) -> Path:
 
 
 def data_file(folder: Path, name: str) -> Path:
-    turns = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "Red."}]
     path = folder / "data.json"
-    path.write_text(json.dumps([{"id": "one", "image": name, "conversations": turns}]))
+    path.write_text(json.dumps([{"id": "one", "image": name, "conversations": talk("<image>\nWhat?", "Red.")}]))
     return path
 
 
@@ -130,10 +130,6 @@ def test_a_jpeg_whose_exif_is_in_pieces_has_a_bound(tmp_path):
             refuses("it has 1,001 pieces of EXIF, at most 1,000 are read", open_image, path)
         else:
             assert open_image(path).size == (64, 48)
-
-
-def talk(*values):
-    return [{"from": ("human", "gpt")[i % 2], "value": value} for i, value in enumerate(values)]
 
 
 def frames(folder, count, size=(6, 4)):

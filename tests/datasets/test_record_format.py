@@ -13,6 +13,7 @@ from subtoken_train.datasets.question_table import read_own_table
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.documents import text_problem
 from subtoken_train.types import Turn
+from tests.support.chats import talk
 from tests.support.refusals import refuses
 
 ASKED = {"role": "user", "content": "what ?"}
@@ -210,8 +211,8 @@ def test_what_can_be_seen_is_a_text(text):
     assert text_problem(text) is None
 
 
-def llava_text(question, answer):
-    return {"conversations": [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]}
+def asked(text, answer="a cat", **fields):
+    return {**fields, "conversations": talk(text, answer)}
 
 
 def openai(question, answer):
@@ -220,7 +221,7 @@ def openai(question, answer):
 
 
 @pytest.mark.parametrize("text", BLANK)
-@pytest.mark.parametrize("form", [llava_text, openai])
+@pytest.mark.parametrize("form", [asked, openai])
 @pytest.mark.parametrize("place", [0, 1])
 def test_of_a_record(tmp_path, cache, text, form, place):
     path = tmp_path / "train.jsonl"
@@ -235,7 +236,7 @@ def test_of_a_record(tmp_path, cache, text, form, place):
 
 def test_an_image_alone_is_a_question_and_what_is_left_out_may_be_empty(tmp_path):
     path = tmp_path / "train.json"
-    turns = [{"from": "gpt", "value": ""}, *llava_text("<image>", "a bus")["conversations"]]
+    turns = [{"from": "gpt", "value": ""}, *talk("<image>", "a bus")]
     path.write_text(json.dumps([{"image": "a.png", "conversations": turns}]))
     assert InstructionRecords(path)[0].turns[0].prompt == "<image>"
 
@@ -266,10 +267,6 @@ def test_of_a_corpus_and_of_text_files(tmp_path, cache, text):
     (tmp_path / "b.txt").write_text(text)
     if text != "\ufeff":  # a byte-order mark alone is an empty file
         refuses(r"b.txt holds (no|a NUL)", lambda: read_texts(look_into(tmp_path)))
-
-
-def asked(text, answer="a cat", **fields):
-    return {**fields, "conversations": [{"from": "human", "value": text}, {"from": "gpt", "value": answer}]}
 
 
 SPELT = {

@@ -15,11 +15,8 @@ from subtoken_train.datasets.corpus import CorpusSource, iterate_documents, load
 from subtoken_train.datasets.image_sources import open_image
 from subtoken_train.datasets.records import InstructionRecords
 from subtoken_train.types import Turn
+from tests.support.chats import talk
 from tests.support.refusals import refuses
-
-
-def talk(*values: str) -> list[dict[str, str]]:
-    return [{"from": ("human", "gpt")[i % 2], "value": value} for i, value in enumerate(values)]
 
 
 def write(folder, rows, name="train.json"):
@@ -132,10 +129,7 @@ def said(*pairs, keys=("role", "content")):
     return [dict(zip(keys, pair, strict=True)) for pair in pairs]
 
 
-LLAVA = {
-    "image": "a.jpg",
-    "conversations": [{"from": "human", "value": "<image>\nwhat ?"}, {"from": "gpt", "value": "a 7"}],
-}
+LLAVA = {"image": "a.jpg", "conversations": talk("<image>\nwhat ?", "a 7")}
 PARTS = [{"type": "image_url", "image_url": {"url": "a.jpg"}}, {"type": "text", "text": "what ?"}]
 NEWER = [{"type": "input_image", "image_url": "a.jpg"}, {"type": "input_text", "text": "what ?"}]
 ANSWER = ("assistant", "a 7")

@@ -1,4 +1,4 @@
-"""A tokenizer of bytes with the special tokens of many chat formats, and templates as they are published."""
+"""Turns of a record; a tokenizer of bytes with many formats' special tokens; templates as they are published."""
 
 import json
 from collections.abc import Sequence
@@ -11,6 +11,11 @@ from transformers import PreTrainedTokenizerFast
 
 SPECIAL = ["<pad>", "<s>", "</s>", "<image>", "<video>", "<|im_start|>", "<|im_end|>", "<|vision_start|>"]
 SPECIAL += ["<|vision_end|>", "<|image_pad|>", "<|video_pad|>", "<IMG_CONTEXT>", "<img>", "</img>"]
+
+
+def talk(*values: str) -> list[dict[str, str]]:
+    """A record's turns as LLaVA writes them: a question, its answer, and so on."""
+    return [{"from": ("human", "gpt")[i % 2], "value": value} for i, value in enumerate(values)]
 
 
 def byte_tokenizer(special: Sequence[str], size: int, text: str, **named: Any) -> PreTrainedTokenizerFast:
