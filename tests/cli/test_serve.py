@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import openai
@@ -46,18 +47,22 @@ def test_kernels_are_compiled_before_it_says_that_it_serves(capsys, monkeypatch,
     assert (settings.keys, settings.apart, settings.origins) == (("a", "b"), True, ("https://a.org",))
 
 
-def serving(*more: str) -> tuple[int, list[str]]:
-    """A free port, and the command that serves there."""
+@contextmanager
+def serving(*more: str, host: str = "127.0.0.1"):
+    """A process that serves at a free port, once it has said so, and the port."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    return port, [sys.executable, "-m", "subtoken_train", "serve", *MODEL, "--port", str(port), *more]
+    argv = [sys.executable, "-m", "subtoken_train", "serve", *MODEL, "--port", str(port), *more]
+    running = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert running.stdout.readline() == f"http://{host}:{port}/v1 serves 'tiny-llama' (Ctrl-C ends it)\n"
+        yield running, port
+    finally:
+        running.kill()
 
 
 def test_it_answers_until_it_is_told_to_end():
-    port, argv = serving("--host", "0.0.0.0")
-    running = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert running.stdout.readline() == f"http://0.0.0.0:{port}/v1 serves 'tiny-llama' (Ctrl-C ends it)\n"
+    with serving("--host", "0.0.0.0", host="0.0.0.0") as (running, port):
         socket.create_connection(("127.0.0.1", port)).close()  # once it says so, it is reached
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
         asked = [{"role": "user", "content": "Hi"}]
@@ -68,8 +73,6 @@ def test_it_answers_until_it_is_told_to_end():
         running.send_signal(signal.SIGTERM)
         assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"  # an answer on its way is finished
         assert running.wait(timeout=30) == 130
-    finally:
-        running.kill()
     said = running.stderr.read()
     assert re.search("warning: --host 0.0.0.0 without --api-key-file: whoever reaches it is answered", said)
     assert said.endswith("subtoken-train: interrupted\n")
@@ -83,10 +86,7 @@ def children(pid):
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="no /proc to find the processes in")
 def test_two_processes_answer_at_one_address_and_end_together():
-    port, argv = serving("--device", "cpu,cpu")
-    running = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert running.stdout.readline() == f"http://127.0.0.1:{port}/v1 serves 'tiny-llama' (Ctrl-C ends it)\n"
+    with serving("--device", "cpu,cpu") as (running, port):
         said = set()
         for _ in range(12):
             client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
@@ -104,5 +104,3 @@ def test_two_processes_answer_at_one_address_and_end_together():
         assert running.returncode == 2
         assert not any(Path(f"/proc/{pid}").exists() for pid in servers)
         socket.create_server(("127.0.0.1", port)).close()
-    finally:
-        running.kill()
