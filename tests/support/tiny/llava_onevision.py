@@ -16,8 +16,8 @@ from subtoken_train.families.family import Family
 from subtoken_train.families.images import Video
 from subtoken_train.families.llava_onevision import LlavaOnevisionFamily, OnevisionProcessor
 from tests.support import tiny
-from tests.support.tiny import TOWER, TinyFamily, TinyPicture, decoder_sizes, records_of
-from tests.support.tiny.qwen import qwen_tokenizer
+from tests.support.tiny import TOWER, TinyFamily, TinyPicture, decoder_sizes
+from tests.support.tiny.qwen import qwen_records, qwen_tokenizer
 
 noise = tiny.noise
 SIDE, PATCH = 24, 8
@@ -54,9 +54,7 @@ SIZES = ((20, 30), (40, 20), (70, 71))
 
 def onevision_records(folder: Path) -> list[Record]:
     """One image in tiles; two in two turns; text only."""
-    turns = ("<image>\nwhere is the 7?", "left"), ("and here?\n<image>", "on the right")
-    one, text = ("<image>\nwhere is the 7?", "there it is"), ("who are you?", "a helpful assistant")
-    return records_of(folder, SIZES, one, turns, text, alone=2)
+    return qwen_records(folder, SIZES, alone=2)
 
 
 class FrameReader:

@@ -117,11 +117,11 @@ def made_as_counted(family: qwen_vl.QwenVLFamily, height: int, width: int, cap: 
     return pixels, grid
 
 
-def qwen_records(folder: Path) -> list[Record]:
+def qwen_records(folder: Path, sizes: Sequence[tuple[int, int]] = SIZES, alone: int = 0) -> list[Record]:
     """One image; two images of different sizes in two turns; text only."""
     turns = ("<image>\nwhere is the 7?", "left"), ("and here?\n<image>", "on the right")
     one, text = ("<image>\nwhere is the 7?", "there it is"), ("who are you?", "a helpful assistant")
-    return records_of(folder, SIZES, one, turns, text)
+    return records_of(folder, sizes, one, turns, text, alone)
 
 
 ANSWERS = ("there it is", ("left", "on the right"), "a helpful assistant")
