@@ -22,6 +22,7 @@ from subtoken_train.resources import resource
 from subtoken_train.routing import RoutingConfig
 from tests.support.helpers import made_adapter, make_batch, save_backbone
 from tests.support.refusals import refuses
+from tests.support.run_folders import put
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 
@@ -120,10 +121,7 @@ def edit(path, change):
 
 
 def put_stage2(folder):
-    path = folder / "subtoken_config.json"
-    record = json.loads(path.read_text())
-    record["stage2"]["output_lora"] = None
-    path.write_text(json.dumps(record))
+    put(folder, "subtoken_config.json", "stage2.output_lora", None)
 
 
 REFUSED = {

@@ -22,6 +22,7 @@ from subtoken_train.cli.terminal import about, counter, guarded, one_line, quiet
 from subtoken_train.errors import _ADVICE, SubTokenWarning, UncutError, plain, shell_words, unknown_name
 from subtoken_train.evaluation.reporting.exports import report_csv, text_cell
 from subtoken_train.evaluation.reporting.report import make_report
+from tests.support.benchmark_folders import write_files
 from tests.support.commands import printed, refused
 from tests.support.places import ROOT, recipe
 from tests.support.report_results import answers, facts, register, write_run
@@ -149,9 +150,7 @@ def test_what_needs_no_tensors_loads_no_torch(tmp_path):
         "results/a/b/manifest.json": "{}",
         "empty/.hidden": "",
     }
-    for name, content in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(content)
+    write_files(tmp_path, files)
     rows = [line.split() for line in NEEDS_NO_TENSORS.strip().splitlines()]
     given, command = json.dumps([words for _, *words in rows]), [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, input=given)
@@ -183,9 +182,7 @@ BAD_INPUT = {
 def test_what_newcomers_bring_is_one_line_with_the_command_to_type_next(tmp_path, monkeypatch, capsys, line):
     monkeypatch.setattr("subtoken_train.families.load.machine_memory", lambda: 1000)
     files, words = BAD_INPUT[line]
-    for name, content in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(content)
+    write_files(tmp_path, files)
     said = refused(capsys, *line.split())
     assert words in said
     assert not line.startswith("init") or said.endswith(f"then: subtoken-train {line}")

@@ -21,16 +21,16 @@ TEXTVQA_QUESTIONS, TEXTVQA_ANSWERS = "llava_textvqa_val_v051_ocr.jsonl", "TextVQ
 MMLU_CHOICES = ["one", "two", "three", "four"]
 
 
-def write_files(folder: Path, files: Mapping[str, bytes]) -> Path:
+def write_files(folder: Path, files: Mapping[str, bytes | str]) -> Path:
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
     return folder
 
 
 def write_jsonl(folder: Path, file: str, lines: Sequence[Row]) -> Path:
-    return write_files(folder, {file: "".join(json.dumps(line) + "\n" for line in lines).encode()})
+    return write_files(folder, {file: "".join(json.dumps(line) + "\n" for line in lines)})
 
 
 def gqa_parquet(folder: Path, documents: Sequence[Row], pictures: Mapping[str, bytes] | None = None) -> Path:

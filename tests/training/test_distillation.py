@@ -1,7 +1,6 @@
 """Distillation in training: what the teacher is, what a step's loss is, and that every arm trains under it."""
 
 import copy
-import json
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import ClassVar
@@ -26,6 +25,7 @@ from subtoken_train.types import Region
 from tests.support.commands import refused
 from tests.support.helpers import make_batch, only_sample
 from tests.support.refusals import refuses
+from tests.support.run_folders import put
 from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
 
@@ -168,9 +168,7 @@ def test_stage_2_keeps_its_first_lora_frozen_and_says_what_it_learned(tiny_run, 
     assert (
         "distilled from the uncompressed backbone (weight 0.5, temperature 2.0)" in (folder / "README.md").read_text()
     )
-    config = json.loads((folder / "subtoken_config.json").read_text())
-    config["training"]["distillation"] = "yes"
-    (folder / "subtoken_config.json").write_text(json.dumps(config))
+    put(folder, "subtoken_config.json", "training.distillation", "yes")
     refuses(r"training\.distillation", read_adapter, folder)
 
 

@@ -6,17 +6,14 @@ from itertools import combinations
 import pytest
 
 from subtoken_train.evaluation.tasks import build_task, longbench
-from tests.support.benchmark_folders import listed, refused
+from tests.support.benchmark_folders import listed, refused, write_jsonl
 from tests.support.refusals import refuses
 
 ROW = {"input": "Who {context} ran?", "context": "A {input} cat\nran.", "answers": ["cat"], "all_classes": None}
 
 
 def write(folder, name, *rows):
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.jsonl"
-    path.write_text("".join(json.dumps({**ROW, **row}) + "\n" for row in rows), encoding="utf-8")
-    return path
+    write_jsonl(folder, f"{name}.jsonl", [{**ROW, **row} for row in rows])
 
 
 def test_a_set_is_asked_in_its_own_words(tmp_path):

@@ -1,6 +1,5 @@
 """One's own questions, the embedded models' tasks, and every task's options."""
 
-import json
 import re
 import typing
 
@@ -12,16 +11,14 @@ from subtoken_train.evaluation.tasks import TASKS, build_task
 from subtoken_train.evaluation.tasks.local import RULES, LocalScores
 from subtoken_train.resources import resource
 from subtoken_train.typed import checked
-from tests.support.benchmark_folders import listed, refused
+from tests.support.benchmark_folders import listed, refused, write_jsonl
 from tests.support.refusals import refuses
 
 LINE = {"image": "cat.png", "question": "What is this?", "answers": ["cat", "a cat"], "metric": "exact_match"}
 
 
 def write(folder, *lines):
-    path = folder / "questions.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    return path
+    return write_jsonl(folder, "questions.jsonl", lines) / "questions.jsonl"
 
 
 def without(*keys, **changes):

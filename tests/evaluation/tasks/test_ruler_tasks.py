@@ -17,7 +17,7 @@ from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.made_texts import MAKERS, NOISE, cell_of
 from subtoken_train.evaluation.tasks.ruler import NEW_TOKENS, context_end, family
 from subtoken_train.types import Region
-from tests.support.benchmark_folders import refused
+from tests.support.benchmark_folders import refused, write_jsonl
 from tests.support.places import ROOT
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
@@ -38,10 +38,7 @@ def split(sample):
 
 
 def write_lines(folder, task, *rows):
-    path = folder / task / "validation.jsonl"
-    path.parent.mkdir(parents=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return folder
+    return write_jsonl(folder, f"{task}/validation.jsonl", rows)
 
 
 def check(sample, name):
