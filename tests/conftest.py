@@ -82,13 +82,9 @@ def shared() -> Path:
 @pytest.fixture
 def tiny_family():
     """A LlavaFamily over a randomly initialised tiny LLaVA (64 visual tokens, 4 layers)."""
-    import torch
+    from tests.support.helpers import drawn_llava
 
-    from checkpoints.tiny_llava import build_model, build_processor
-    from subtoken_train.families.llava import LlavaFamily
-
-    torch.manual_seed(0)
-    return LlavaFamily(build_model(text_layers=4).eval(), build_processor())
+    return drawn_llava(4)
 
 
 @pytest.fixture(scope="session")

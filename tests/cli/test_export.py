@@ -18,7 +18,7 @@ from subtoken_train.datasets.scenes import write_scenes
 from subtoken_train.training.checkpoints import Marker, begin, seal
 from subtoken_train.training.trained_tensors import shapes_of
 from tests.support.commands import printed, refused
-from tests.support.helpers import make_batch, save_backbone
+from tests.support.helpers import drawn_llava, make_batch, save_backbone
 from tests.support.places import recipe
 from tests.support.run_folders import adapter_tensors, same_tensors
 from tests.support.sampling import sampled
@@ -46,12 +46,8 @@ def train(root, name, *extra):
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    from checkpoints.tiny_llava import build_model, build_processor
-    from subtoken_train.families.llava import LlavaFamily
-
     folder = tmp_path_factory.mktemp("export")
-    torch.manual_seed(0)
-    save_backbone(LlavaFamily(build_model(text_layers=4).eval(), build_processor()), folder / "backbone")
+    save_backbone(drawn_llava(4), folder / "backbone")
     write_scenes(folder / "scenes", train=12, dev=6, test=4)
     return folder
 

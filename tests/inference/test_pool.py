@@ -11,14 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
-from checkpoints.tiny_llava import build_model, build_processor
 from subtoken_train.artifact.folder import AdapterConfig, identify, read_adapter, write_adapter, write_merged
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.calibrating import CALIBRATORS
 from subtoken_train.engine.build import Stage2Config, build
 from subtoken_train.evictions import build_eviction
 from subtoken_train.families.backbone_config import BackboneConfig
-from subtoken_train.families.llava import LlavaFamily
 from subtoken_train.families.load import check_whole, is_spread, layout_family, load_family, spread_memory
 from subtoken_train.families.lora import LoraSettings
 from subtoken_train.functional.gather import on_device
@@ -32,7 +30,7 @@ from subtoken_train.inference.prefill import decode, open_prompts
 from subtoken_train.plugins.harness import read_arguments
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
-from tests.support.helpers import compress, make_batch, save_backbone
+from tests.support.helpers import compress, drawn_llava, make_batch, save_backbone
 from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 from tests.support.shards import shards, spread
@@ -59,8 +57,7 @@ def write(folder, source, reducer, routing, stage2=None):
 def places(tmp_path_factory):
     """A backbone, and adapters of it: routed, of a byte budget, token-only, of two stages, and one merged."""
     folder = tmp_path_factory.mktemp("arms")
-    torch.manual_seed(0)
-    path = save_backbone(LlavaFamily(build_model(text_layers=3).eval(), build_processor()), folder / "backbone")
+    path = save_backbone(drawn_llava(3), folder / "backbone")
     source = BackboneConfig(path=str(path))
     found = {
         "backbone": path,

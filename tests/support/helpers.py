@@ -141,6 +141,12 @@ def save_backbone(family: Family, folder: Path) -> Path:
     return folder
 
 
+def drawn_llava(layers: int) -> LlavaFamily:
+    """The random tiny LLaVA of so many decoder layers."""
+    torch.manual_seed(0)
+    return LlavaFamily(build_model(text_layers=layers).eval(), build_processor())
+
+
 def gqa_family(num_kv_heads: int = 2) -> LlavaFamily:
     """The random tiny LLaVA with fewer key-value heads than its four query heads."""
     torch.manual_seed(0)
@@ -240,9 +246,7 @@ def made_adapter(
 
 def write_vlm_adapter(folder: Path) -> Path:
     """FastV 25 %, S = 4, K = 1 on a random tiny LLaVA (64 visual tokens, 3 layers); ``backbone`` lies beside it."""
-    torch.manual_seed(0)
-    family = LlavaFamily(build_model(text_layers=3).eval(), build_processor())
-    save_backbone(family, folder / "backbone")
+    save_backbone(drawn_llava(3), folder / "backbone")
     reducer, routing = build_reducer("fastv", keep_ratio=0.25), RoutingConfig(num_groups=4, kept_groups=1)
     return made_adapter(folder / "adapter", folder / "backbone", reducer, routing)[0]
 

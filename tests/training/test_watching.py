@@ -6,14 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from checkpoints.tiny_llava import build_model, build_processor
 from subtoken_train.cli.main import main
 from subtoken_train.cli.recipe import OVERVIEW
-from subtoken_train.families.llava import LlavaFamily
+from tests.support.helpers import drawn_llava
 from tests.support.run_folders import adapter_tensors, same_tensors
 from tests.support.training_memory import tiny_fit
 
@@ -25,8 +23,7 @@ LAYERS = 4
 def runs(tmp_path_factory):
     """Two fits with dropout that differ in the evaluation only: ``watched`` has one, and validation; the folder."""
     folder = tmp_path_factory.mktemp("watching")
-    torch.manual_seed(0)
-    argv = tiny_fit(folder, LlavaFamily(build_model(text_layers=LAYERS).eval(), build_processor()))
+    argv = tiny_fit(folder, drawn_llava(LAYERS))
     dev = folder / "scenes" / "dev.json"
     dropout = ["--model.lora.dropout=0.1", "--trainer.log_every_n_steps=2"]
     task = [

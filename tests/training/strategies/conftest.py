@@ -3,11 +3,10 @@
 import json
 
 import pytest
-import torch
 
 from subtoken_train.datasets.datamodule import InstructionDataModule
 from subtoken_train.datasets.scenes import write_scenes
-from tests.support.helpers import save_backbone
+from tests.support.helpers import drawn_llava, save_backbone
 from tests.support.strategy_runs import Arena
 
 TEXT_ONLY = [{"from": "human", "value": "what is blue ?"}, {"from": "gpt", "value": "red 8"}]
@@ -22,12 +21,8 @@ def _mixed_kinds(monkeypatch):
 @pytest.fixture(scope="module")
 def arena(tmp_path_factory) -> Arena:
     """Random tiny LLaVA of three layers; 22 records with an image and, at the end of batches, 22 of text only."""
-    from checkpoints.tiny_llava import build_model, build_processor
-    from subtoken_train.families.llava import LlavaFamily
-
     folder = tmp_path_factory.mktemp("arena")
-    torch.manual_seed(0)
-    save_backbone(LlavaFamily(build_model(text_layers=3).eval(), build_processor()), folder / "backbone")
+    save_backbone(drawn_llava(3), folder / "backbone")
     write_scenes(folder / "scenes", train=22, dev=10, test=10)
     records = json.loads((folder / "scenes" / "train.json").read_text())
     text = [{"id": f"text-{number}", "conversations": TEXT_ONLY} for number in range(22)]
