@@ -15,7 +15,7 @@ from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates
 from subtoken_train.view.view import View
 from tests.support.golden_cases import alike, close, golden_view, keep_of, load, record, same_places
-from tests.support.prompt_views import EXTREME, HEADS, KV_HEADS, PROMPTS, WIDTH, candidates_of, draw_scores, layer_views
+from tests.support.prompt_views import EXTREME, HEADS, KV_HEADS, PROMPTS, WIDTH, draw_scores, layer_views, plan
 
 
 def plain_sets(scores, competes, protected, total, floor):
@@ -67,9 +67,8 @@ def test_a_layer_keeps_exactly_its_base_s_budget(safeguard, base, keep):
     base = build_eviction(base, **({} if base == "knorm" else {"window": 4}))
     method = Ada(base, safeguard=safeguard)
     views = layer_views(list(PROMPTS.values()), method.needs, "left", dropped=[(1, 0.5)])
-    scores, candidates = [method.score(view) for view in views], candidates_of(method, views, keep)
-    counts, base_counts = method.counts(scores, candidates), base.counts(scores, candidates)
-    kept = method.keep(scores, candidates)
+    scores, counts, kept, candidates = plan(method, views, keep)
+    base_counts = base.counts(scores, candidates)
     assert counts.shape == (*base_counts.shape, KV_HEADS)
     assert torch.equal(counts.sum(-1), base_counts * KV_HEADS)
     for layer, view in enumerate(views):
@@ -82,10 +81,8 @@ def test_a_layer_keeps_exactly_its_base_s_budget(safeguard, base, keep):
 
 def test_sums_of_scores_below_0_are_refused():
     method = Ada(KNorm(), normalise=True)
-    views = layer_views([PROMPTS["context"]], method.needs)
-    scores = [method.score(view) for view in views]
     with pytest.raises(ValueError, match="ada normalise compares sums of scores, and those of knorm are below 0"):
-        method.counts(scores, candidates_of(method, views, 0.5))
+        plan(method, layer_views([PROMPTS["context"]], method.needs), 0.5)
 
 
 def test_golden_kvpress(shared):

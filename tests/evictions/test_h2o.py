@@ -12,11 +12,10 @@ from subtoken_train.evictions.base import keep_best_entries
 from subtoken_train.evictions.h2o import Elastic, PrefixKV, entropy_of, prefix_counts, prefix_curve
 from subtoken_train.functional.merging import merged
 from subtoken_train.inference.compression import Compression
-from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates
 from subtoken_train.view.view import View
 from tests.support.golden_cases import close, golden_view, keep_of, load, originals, record, same_places
-from tests.support.prompt_views import PROMPTS, WITH_IMAGE, DenseView, layer_views, plan, samples
+from tests.support.prompt_views import PROMPTS, WITH_IMAGE, DenseView, Q, V, layer_views, plan, samples
 from tests.support.refusals import refuses
 from tests.support.truth_cells import PLAIN_CELL, backbone_of, batch_of
 
@@ -68,7 +67,7 @@ def test_recent_entries_are_a_share_exact_and_rounded_down_or_a_number(settings,
     """Early entries gather most attention when all queries are equal: what stays late is the window."""
     method, length = build_eviction("h2o", **settings), 120
     same = torch.ones(1, 1, length, 4)
-    view = View(0, same, same, same, torch.full((1, length), int(Region.QUERY)), 0.5, method.needs)
+    view = View(0, same, same, same, torch.full((1, length), Q), 0.5, method.needs)
     kept = keep_of(method, [view], count)[0][0, 0].nonzero()[:, 0].tolist()
     assert kept == [*range(count - recent), *range(length - recent, length)]
 
@@ -77,7 +76,7 @@ def test_recent_entries_are_the_last_of_the_prompt():
     """What stays anyway, since only the image competes, costs nothing of the budget: 5 of 10, one of them visual."""
     method = build_eviction("h2o")
     views = layer_views([[1] + [2] * 12 + [4] * 4, [2] * 6 + [4] * 3], method.needs, "right", layers=1)
-    competes = views[0].regions_BN == Region.VISUAL
+    competes = views[0].regions_BN == V
     candidates = Candidates([views[0].regions_BN], [competes], torch.tensor([[10, 2]]))
     scores = method.score(views[0])
     kept = method.keep([scores], candidates)[0]
@@ -86,9 +85,6 @@ def test_recent_entries_are_the_last_of_the_prompt():
     for head in range(2):
         best = scores.scores_BhN[1, head, :6].topk(2).indices
         assert kept[1, head, :6].nonzero()[:, 0].tolist() == sorted(best.tolist())
-
-
-S, V, Q = int(Region.SYSTEM), int(Region.VISUAL), int(Region.QUERY)
 
 
 def test_look_m_s_sets_and_merged_entries_are_the_release_s():
@@ -201,7 +197,7 @@ def test_text_is_refused_in_words():
 def golden_views(tensors, method):
     """The recorded layers, one sample."""
     return [
-        DenseView(attention[None], torch.full((1, attention.shape[-1]), int(Region.QUERY)), method.needs)
+        DenseView(attention[None], torch.full((1, attention.shape[-1]), Q), method.needs)
         for attention in tensors["attentions"]
     ]
 
