@@ -3,7 +3,6 @@
 import hashlib
 import os
 import re
-import socket
 import time
 from contextlib import contextmanager
 
@@ -13,16 +12,12 @@ from subtoken_train.demo.drawings import presets
 from subtoken_train.demo.local_server import served
 from subtoken_train.demo.side_by_side import SideBySide
 from subtoken_train.resources import resource
+from tests.support.eval_runs import free_port
 from tests.support.report_results import OPTIONS, find_browser
 
 playwright = pytest.importorskip("playwright.sync_api", reason="no playwright here: pip install playwright")
 pytest.importorskip("gradio", reason="no Gradio here: pip install 'subtoken_train[demo]'")
 ROUTED = str(resource("checkpoints/adapters/tiny_fastv25_s16k4"))
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.routers import start_from
 from subtoken_train.routing.shares import RATE, HeadShares
 from subtoken_train.types import Identity, Region
-from tests.engine.test_context import check_trained_as_alone, hf_logits, trained_loss
+from tests.engine.test_context import MIXED, QUEST, check_trained_as_alone, hf_logits, trained_loss
 from tests.support.helpers import compress, gqa_family, make_batch, random_mask, random_scores
 from tests.support.prompt_views import drawn_nets, settings_for, written
 from tests.support.refusals import refusing
@@ -30,8 +30,6 @@ from tests.support.sampling import sampled
 from tests.support.text_families import KINDS, NAMED, text_batch, text_family
 from tests.support.truth_cells import from_truth
 
-MIXED = [(24, 6, 5), (16, 4, 7), (21, 3, 4)]
-QUEST = {"name": "quest", "keep_ratio": 0.5, "page_size": 4, "window": 4}
 NONE = {"name": "none"}
 
 
