@@ -228,43 +228,30 @@ class _KeyGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        out, logits, query, key, value, keep, learns = ctx.saved_tensors
-        rows = gradients[0], out, query
-        slope_BhK = _mask_slope(rows, key, value, keep, ctx.seen, ctx.scale, ctx.block) * learns[:, None]
-        through: Tensor = torch.ops.aten.sigmoid_backward(slope_BhK, logits.float().sigmoid())
-        return gradients[0], through.to(logits.dtype), *[None] * 8
-
-
-def _mask_slope(
-    rows: tuple[Tensor, Tensor, Tensor],
-    key_BhKd: Tensor,
-    value_BhKd: Tensor,
-    keep_BhK: Tensor,
-    seen: Seen,
-    scale: float,
-    block: int,
-) -> Tensor:
-    """Slope of the loss in each key's mask, [B, h, K] in fp32; ``rows``: output's gradient, output, and queries."""
-    batch, heads, columns, _ = key_BhKd.shape
-    length = rows[0].shape[2]
-    slope_BhK = torch.zeros(batch, heads, columns, device=key_BhKd.device)
-    key, value = key_BhKd.float(), value_BhKd.float()
-    with torch.autocast(key.device.type, enabled=False):
-        for start in range(0, length, block):
-            stop = min(start + block, length)
-            parts = (x[:, :, start:stop].float().reshape(batch, heads, -1, x.shape[-1]) for x in rows)
-            gradient_Bhid, out_Bhid, query_Bhid = parts  # the rows of a key head's query heads, one after another
-            first, end = columns - length + start, columns - length + stop
-            part = slice(seen.first_column(first), end)
-            visible = seen.of_rows(first, end, key.device).expand(batch, heads, -1, -1)
-            visible = visible.repeat(1, 1, rows[0].shape[1] // heads, 1)
-            kept = visible & keep_BhK[:, :, None, part]
-            scores = query_Bhid @ key[:, :, part].mT * scale
-            total = scores.masked_fill(~kept, -torch.inf).logsumexp(-1, keepdim=True)
-            weight = torch.where(kept, (scores - total).exp(), (scores - total).sigmoid()).masked_fill(~visible, 0)
-            pull = gradient_Bhid @ value[:, :, part].mT - (gradient_Bhid * out_Bhid).sum(-1, keepdim=True)
-            slope_BhK[..., part] += (weight * pull).sum(2)
-    return slope_BhK
+        """Give the logits the slope of the loss in each key's mask, [B, h, K] in fp32, through the sigmoid."""
+        out, logits_BhK, query, key_BhKd, value_BhKd, keep_BhK, learns_BK = ctx.saved_tensors
+        (batch, heads, columns, _), (_, asking, length, _) = key_BhKd.shape, query.shape
+        slope_BhK = torch.zeros(batch, heads, columns, device=key_BhKd.device)
+        key, value = key_BhKd.float(), value_BhKd.float()
+        with torch.autocast(key.device.type, enabled=False):
+            for start in range(0, length, ctx.block):
+                stop = min(start + ctx.block, length)
+                own = (x[:, :, start:stop].float() for x in (gradients[0], out, query))
+                # the rows of a key head's query heads, one after another
+                gradient_Bhid, out_Bhid, query_Bhid = (x.reshape(batch, heads, -1, x.shape[-1]) for x in own)
+                first, end = columns - length + start, columns - length + stop
+                part = slice(ctx.seen.first_column(first), end)
+                visible = ctx.seen.of_rows(first, end, key.device).expand(batch, heads, -1, -1)
+                visible = visible.repeat(1, 1, asking // heads, 1)
+                kept = visible & keep_BhK[:, :, None, part]
+                scores = query_Bhid @ key[:, :, part].mT * ctx.scale
+                total = scores.masked_fill(~kept, -torch.inf).logsumexp(-1, keepdim=True)
+                weight = torch.where(kept, (scores - total).exp(), (scores - total).sigmoid()).masked_fill(~visible, 0)
+                pull = gradient_Bhid @ value[:, :, part].mT - (gradient_Bhid * out_Bhid).sum(-1, keepdim=True)
+                slope_BhK[..., part] += (weight * pull).sum(2)
+        slope_BhK = slope_BhK * learns_BK[:, None]
+        through: Tensor = torch.ops.aten.sigmoid_backward(slope_BhK, logits_BhK.float().sigmoid())
+        return gradients[0], through.to(logits_BhK.dtype), *[None] * 8
 
 
 BLOCK = 128  # rows of the attention matrix that exist at a time
