@@ -79,7 +79,6 @@ class InstructionDataModule(OrderedDataModule[Record]):
         self.max_image_pixels, self.max_video_frames = max_image_pixels, max_video_frames
 
     def read(self, training: bool = True) -> None:
-        """Parse and check the data files, once."""
         images = self.image_folder, self.images_outside_folder
         if training and self._train is None:
             self._train = InstructionRecords(self.train_file, *images)

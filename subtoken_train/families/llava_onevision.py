@@ -96,7 +96,6 @@ class LlavaOnevisionFamily(Family):
         return GivenImages(torch.cat([pictures[kind][0][number] for kind, number in order]), grid_I3, counts_B)
 
     def given_images(self, pixels: Tensor, grid_I3: Tensor | None, input_ids_BN: Tensor) -> dict[str, Tensor]:
-        """Return one prompt's pictures by the names of LLaVA-OneVision's processor."""
         assert grid_I3 is not None
         rows, made = grid_I3.tolist(), {}
         shown = list(zip(torch.split(pixels, [count for count, _, _ in rows]), rows, strict=True))

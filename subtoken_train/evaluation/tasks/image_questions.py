@@ -42,7 +42,6 @@ class ImageQuestions(Task):
     ending: ClassVar[str] = SHORT_ANSWER  # words after the question
 
     def samples(self) -> Sequence[Sample]:
-        """Return all samples, of the benchmark's own files or of the Parquet set."""
         source = task_source(self)
         rows = self.own_rows(source) if isinstance(source, Path) else None
         return [self.sample(row, n) for n, row in enumerate(self.parquet_rows() if rows is None else rows)]

@@ -84,7 +84,6 @@ class OwnLines(Task):
         return {name: value for name, value in super().options.items() if name != "images_outside_folder"}
 
     def samples(self) -> list[Sample]:
-        """Return one per line, in order; images are not opened."""
         path, samples = self._file(), list[Sample]()
         rows = read_jsonl(path)
         for number, row in enumerate(rows, 1):
