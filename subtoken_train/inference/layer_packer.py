@@ -30,6 +30,7 @@ from subtoken_train.functional.merging import merged
 from subtoken_train.functional.rotary import Rotation
 from subtoken_train.inference.compression import Compression
 from subtoken_train.kernels.formats import FORMATS, Format
+from subtoken_train.kernels.native import keep_freed_memory
 from subtoken_train.kernels.storage import Fill, RoutedValues
 from subtoken_train.ledger.kv_budget import kept_channels
 from subtoken_train.types import CutKeys, LayerPlan, Region
@@ -137,6 +138,7 @@ class LayerPacker:
     def __init__(
         self, backbone: CompressedBackbone, compression: Compression, cache: PackedCache, prompt_length: int
     ) -> None:
+        keep_freed_memory()
         family, routing, form = backbone.family, backbone.active_routing, FORMATS[compression.kv_dtype]
         self.backbone, self.compression, self.cache, self.prompt_length = backbone, compression, cache, prompt_length
         self.dense: DynamicCache = family.dense_cache()

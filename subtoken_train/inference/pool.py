@@ -117,7 +117,9 @@ class ModelPool:
             (config.merged and named, f"{path} is merged and holds its own backbone; leave backbone out"),
         )
         source = replace(adapter_backbone(folder, config, backbone), **(loading or {}))
-        changed = with_selection(config, reducer, selector, seed, byte_share, str(path))
+        changed = with_selection(
+            config, str(path), reducer=reducer, selector=selector, seed=seed, byte_share=byte_share
+        )
         family = self._cleared(source, changed.reducer)
         own = selector is None or changed.routing == config.routing
         self._current, _ = put_adapter(folder, changed, family, source, routers=own)
@@ -190,13 +192,14 @@ def adapter_backbone(folder: Path, config: AdapterConfig, backbone: BackboneConf
 
 def with_selection(
     config: AdapterConfig,
+    name: str,
+    *,
     reducer: Reducer | None,
     selector: str | None,
     seed: int | None,
     byte_share: float | None,
-    name: str,
 ) -> AdapterConfig:
-    """Return the adapter's settings with another reducer, selector or share of bytes."""
+    """Return the settings of the adapter called ``name`` with another reducer, selector or share of bytes."""
     changed, routing = config if reducer is None else replace(config, reducer=reducer), config.routing
     frozen = f"ranking 'frozen' ranks without the LoRA, which {name} has merged into its weights"
     unrouted = selector not in (None, "none") and routing is None

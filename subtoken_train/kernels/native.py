@@ -9,7 +9,9 @@ call, G = H / h, N entries of the longest row and its tail, d head width.
 
 import ctypes
 import math
+import os
 import subprocess
+import sys
 import tempfile
 import warnings
 from collections import defaultdict
@@ -85,6 +87,19 @@ def library() -> ctypes.CDLL | None:
     words = f"decoding is slower: {found} did not compile {SOURCE.name}: {run.stderr.strip()[:200]}"
     warnings.warn(words, SubTokenWarning, stacklevel=2)
     return None
+
+
+THRESHOLDS = {"MALLOC_MMAP_THRESHOLD_": (-3, 32 * 2**20), "MALLOC_TRIM_THRESHOLD_": (-1, 256 * 2**20)}
+"""By glibc's variables, the number for ``mallopt``, and bytes: of a block that is mapped alone, and that stay free."""
+
+
+@lru_cache
+def keep_freed_memory() -> None:
+    """Let glibc keep what a packed layer frees, or the next one faults in all its pages; its own variables go first."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None and not os.environ.keys() & {"GLIBC_TUNABLES", *THRESHOLDS}:
+        for parameter, size in THRESHOLDS.values():
+            mallopt(parameter, size)
 
 
 class _Layout:

@@ -1,7 +1,10 @@
 """Attention on a CPU is attention over dense keys and values, in C or not; which path attends, and what is said."""
 
 import json
+import os
+import platform
 import subprocess
+import sys
 import warnings
 from contextlib import contextmanager
 from functools import lru_cache
@@ -316,3 +319,28 @@ def test_padded_tails_rooms_and_rounded_pieces(
         got = packed_attention(query, blocks, tail, width**-0.5, reach)
     tail = Tail(keys[:, :, :length], values[:, :, :length], length, start)
     assert (got - reference_attention(query, blocks, tail, width**-0.5, reach)).abs().max() < 1e-5
+
+
+FAULTS = """
+import resource, torch
+from subtoken_train.kernels.native import keep_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(4):
+        layer, pinned = [torch.ones(2**22) for _ in range(3)], torch.ones(16)  # 16 MB each
+        del layer
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+print(faults(), keep_freed_memory() or faults(), faults())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps freed memory as it likes")
+@pytest.mark.parametrize("own", [{}, {"MALLOC_TRIM_THRESHOLD_": "131072"}])
+def test_the_next_layer_faults_in_no_pages_again_unless_the_user_says_otherwise(own):
+    there = {key: value for key, value in os.environ.items() if key not in ("GLIBC_TUNABLES", *native.THRESHOLDS)}
+    run = subprocess.run([sys.executable, "-c", FAULTS], env=there | own, capture_output=True, text=True, check=True)
+    before, _, after = map(int, run.stdout.split())
+    assert before > 40_000  # pages of 4 kB
+    assert (after > before / 2) if own else (after < before / 20)

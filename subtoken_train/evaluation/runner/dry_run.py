@@ -90,9 +90,8 @@ class LayoutPool(ModelPool):
         if (plan := self.plans.get(str(path))) is None:
             made = super().get(path, **options)
         else:
-            names = "reducer", "selector", "seed", "byte_share", "backbone"
-            reducer, selector, seed, share, backbone = map(options.get, names)
-            changed = with_selection(plan, reducer, selector, seed, share, str(path))
+            choices = {name: options.get(name) for name in ("reducer", "selector", "seed", "byte_share")}
+            changed, backbone = with_selection(plan, str(path), **choices), options.get("backbone")
             source = replace(plan.backbone, path=backbone) if isinstance(backbone, str) else plan.backbone
             laid_out = self._cleared(replace(source, **loading), changed.reducer)
             with torch.device("meta"):

@@ -11,6 +11,7 @@ from subtoken_train.evaluation.runner.arms import load_arm, prepare, with_anchor
 from subtoken_train.evaluation.runner.dry_run import LayoutPool, check_lines, dry_run, planned_adapter
 from subtoken_train.evaluation.runner.spec import Grid, TaskSpec, expand_arms
 from subtoken_train.inference.pool import ModelPool
+from subtoken_train.routing import RoutingConfig
 from tests.support.commands import printed, refused
 from tests.support.places import ROOT
 from tests.support.refusals import refuses
@@ -52,6 +53,26 @@ def test_a_recipe_stands_in_the_place_of_its_adapter():
     assert planned.facts == replace(trained.facts, **own)
     assert (planned.reducer, planned.routing, planned.tokens) == (trained.reducer, trained.routing, trained.tokens)
     assert planned.adapter_sha256 is None
+
+
+def test_an_arm_of_other_bytes_or_groups_has_an_anchor_of_its_own():
+    routing = RoutingConfig(num_groups=16, kept_groups=16, budget="bytes", byte_share=0.5)
+    plan = replace(planned_adapter("runs/tiny_fastv25_s16k4/adapter"), routing=routing)
+    checked = dry_run(grid_of({"adapter": "runs/spends/adapter", "byte_share": [None, 0.25, 0.125]}), lambda _: plan)
+    facts, names = [planned.arm.facts for planned in checked.arms], [plan.training["name"]]
+    names += [f"{names[0]}-bytes0.25", f"{names[0]}-bytes0.125"]
+    assert [each.name for each in facts] == [*names, *(f"{name}-untrained_anchor" for name in names)]
+    assert [each.anchor for each in facts] == [*(f"{name}-untrained_anchor" for name in names), *[None] * 3]
+    assert [each.groups for each in facts[:3]] == [f"S16 bytes {share} linear" for share in (0.5, 0.25, 0.125)]
+    assert [each.trained for each in facts[:3]] == [True, False, False]
+    assert [each.nominal_kv for each in facts] == [0.125, 0.0625, 0.03125] * 2
+    groups = {"backbone": "checkpoints/tiny-llava", "reducer": "fastv", "keep_ratio": 0.25, "groups": ["16,4", "16,12"]}
+    facts = [planned.arm.facts for planned in dry_run(grid_of(groups), planned_adapter).arms]
+    assert [each.anchor for each in facts] == [*(f"{each.name}-untrained_anchor" for each in facts[:2]), None, None]
+    refuses("byte_share of an arm must be a number", grid_of, {"adapter": SHIPPED, "byte_share": "half"})
+    refuses("byte_share is for routers of adapter: DIR", grid_of, {"backbone": TEXT, "byte_share": 0.5})
+    own = grid_of({"adapter": SHIPPED, "byte_share": 0.5})
+    refuses("tiny_fastv25_s16k4 spends no byte budget; leave it out", dry_run, own, planned_adapter)
 
 
 @pytest.mark.slow
