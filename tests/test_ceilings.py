@@ -8,12 +8,12 @@ import pytest
 from tests.support.places import ROOT
 
 CEILINGS = {
-    "lines of the package": 51_521,
+    "lines of the package": 51_516,
     "files of the package": 278,
-    "lines of tests": 53_445,
+    "lines of tests": 53_394,
     "lines of benchmark programs": 5_425,
     "words of pages": 38_391,
-    "tracked megabytes": 23.943,
+    "tracked megabytes": 23.941,
 }
 """What there may be at most."""
 BESIDE = (".", "recipes", "data", "checkpoints", "benchmarks")

@@ -328,19 +328,20 @@ from subtoken_train.kernels.native import keep_freed_memory
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(4):
-        layer, pinned = [torch.ones(2**22) for _ in range(3)], torch.ones(16)  # 16 MB each
+        layer = [torch.ones(2**22) for _ in range(6)]  # 16 MB each
         del layer
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-print(faults(), keep_freed_memory() or faults(), faults())
+print(keep_freed_memory() or faults(), faults())
 """
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps freed memory as it likes")
-@pytest.mark.parametrize("own", [{}, {"MALLOC_TRIM_THRESHOLD_": "131072"}])
-def test_the_next_layer_faults_in_no_pages_again_unless_the_user_says_otherwise(own):
-    there = {key: value for key, value in os.environ.items() if key not in ("GLIBC_TUNABLES", *native.THRESHOLDS)}
-    run = subprocess.run([sys.executable, "-c", FAULTS], env=there | own, capture_output=True, text=True, check=True)
-    before, _, after = map(int, run.stdout.split())
-    assert before > 40_000  # pages of 4 kB
-    assert (after > before / 2) if own else (after < before / 20)
+def test_the_next_layer_faults_in_no_pages_again_unless_the_user_says_otherwise():
+    there, after = {key: value for key, value in os.environ.items() if "MALLOC" not in key and "GLIBC" not in key}, []
+    for own in ({}, {"MALLOC_TRIM_THRESHOLD_": "131072"}):
+        run = subprocess.run(
+            [sys.executable, "-c", FAULTS], env=there | own, capture_output=True, text=True, check=True
+        )
+        after.append(int(run.stdout.split()[1]))
+    assert after[0] < after[1] / 50
