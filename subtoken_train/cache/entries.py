@@ -22,6 +22,7 @@ from subtoken_train.cache.by_sample import select_part
 from subtoken_train.cache.pack import with_index
 from subtoken_train.functional.gather import kept_index, take_entries
 from subtoken_train.kernels.formats import Format, Payload, concatenated
+from subtoken_train.kernels.native import stored_keys
 from subtoken_train.kernels.storage import Block, BlockPart, Fill, RoutedValues, dense_keys, dense_values, stored_flags
 from subtoken_train.types import LayerPlan, Region
 
@@ -227,7 +228,7 @@ def _by_kind(parts: list[BlockPart], settles: bool, form: Format) -> dict[int, B
         if kind == WHOLE and form.rounds and not part.keys.format.rounds:
             kind = FRESH
             if settles:
-                kind, own = WHOLE, BlockPart(form.store_keys(part.keys.read()), form.store(_payload(part).read()))
+                kind, own = WHOLE, BlockPart(stored_keys(form, part.keys.read()), form.store(_payload(part).read()))
         kinds.setdefault(kind, []).append(own)
     joined = {kind: _joined(kinds[kind]) for kind in sorted(kinds)}
     return {kind: part for kind, part in joined.items() if part.entries or kind == WHOLE}

@@ -20,6 +20,7 @@ from subtoken_train.cache.by_sample import select_part
 from subtoken_train.functional.gather import each_tensor, on_device, sent, take_entries
 from subtoken_train.kernels.choice import choose_kernel
 from subtoken_train.kernels.formats import MODEL, Format, Part, Payload
+from subtoken_train.kernels.native import stored_keys
 from subtoken_train.kernels.row_table import DTYPES, Field, addresses
 from subtoken_train.kernels.storage import Block, BlockPart, PageIndex, RoutedValues, pack_bits
 from subtoken_train.types import LayerPlan, Layout
@@ -180,7 +181,8 @@ def pack_layer(
     table = torch.zeros(num_rows, len(marks.kinds), len(Field), dtype=torch.int64)
     for sizes, members in alike.items():
         rows = None if len(alike) == 1 else sent(members, torch.int64, key_BhNd.device)
-        own = layer if rows is None or fused else each_tensor(layer, itemgetter(rows))
+        one = slice(members[0], members[0] + 1) if len(members) == 1 else rows  # a row is not copied
+        own = layer if rows is None or fused else each_tensor(layer, itemgetter(one))
         held = [number for number, size in enumerate(sizes) if size or number == len(sizes) - 1]
         parts = []
         for number in held:
@@ -222,7 +224,7 @@ def _written(own: _Rows, piece_bit: Tensor | None, number: int, shape: Sequence[
     places = _places(kind.marks_RM, shape[2])
     index = own.own_RM.gather(1, places)
     key_RcMd = take_entries(own.keys_RcNd, index, own.channels_Rck if kind.cut else None)
-    stored, value_RcMd = kind.form.store_keys(key_RcMd, own.feedback_Rcdd), take_entries(own.values_RcNd, index)
+    stored, value_RcMd = stored_keys(kind.form, key_RcMd, own.feedback_Rcdd), take_entries(own.values_RcNd, index)
     stands = None if own.position_RN is None else own.position_RN.gather(1, index)
     if not kind.routed:
         return BlockPart(stored, kind.form.store(value_RcMd), kind.cut, stands)

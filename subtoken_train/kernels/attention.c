@@ -1,4 +1,5 @@
-/* Scores and weighted sums of a token's attention over a block of packed entries and the tail; see kernels/native.py.
+/* Scores and weighted sums of a token's attention over a block of packed entries and the tail, and what packs them; see
+   kernels/native.py.
 
    A block's parts and its tail are read where they lie. Of routed values the stored pieces of each (row, piece), a bag,
    lie together, entry after entry; the weights of its entries are listed once for all bags that share them. Sums are
@@ -549,5 +550,59 @@ void keys_received(const struct asked *a, float scale, int64_t threads, float *k
                 add_received(a, a->places + i, rows, keys, turned, scores, apart,
                              received + (share * a->columns + head) * rounded);
             }
+    }
+}
+
+#define LANES (BYTES / 4)
+
+/* To the nearest integer, the even one of two, up to top in size. */
+static inline float whole(float x, float top)
+{
+    x = x > top ? top : x < -top ? -top : x;
+    return x + 12582912.0f - 12582912.0f;
+}
+
+/* Rounds keys [heads, M, d], some at a time, in units of that one of scales [heads, M, choices] which loses least
+   (chosen). Each channel takes up what those before it lost, as feedback [heads, d, d] says; null: nothing. */
+void round_keys(const float *keys, const float *scales, const float *feedback, int64_t heads, int64_t entries,
+                int64_t width, int64_t choices, float top, int64_t threads, float *codes, float *chosen)
+{
+    int64_t tiles = (entries + LANES - 1) / LANES;
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+    for (int64_t tile = 0; tile < heads * tiles; tile++) {
+        int64_t at = tile / tiles * entries + tile % tiles * LANES, left = entries - tile % tiles * LANES;
+        const float *owed = feedback ? feedback + tile / tiles * width * width : 0;
+        float key[READ / 16][LANES] = {}, due[READ / 16][LANES], best[LANES], least[LANES];
+        left = left < LANES ? left : LANES;
+        for (int64_t l = 0; l < left; l++)
+            for (int64_t c = 0; c < width; c++)
+                key[c][l] = keys[(at + l) * width + c];
+        for (int64_t choice = 0; choice < choices; choice++) {
+            float scale[LANES], lost[LANES] = {};
+            for (int64_t l = 0; l < LANES; l++)
+                scale[l] = l < left ? scales[(at + l) * choices + choice] : 1;
+            for (int64_t c = 0; c < width; c++)
+                for (int64_t l = 0; l < LANES; l++) {
+                    float error = whole(key[c][l] / scale[l], top) * scale[l] - key[c][l];
+                    lost[l] += error * error;
+                }
+            for (int64_t l = 0; l < LANES; l++)
+                if (!choice || lost[l] < least[l])
+                    least[l] = lost[l], best[l] = scale[l];
+        }
+        memcpy(due, key, width * sizeof *key);
+        for (int64_t c = 0; c < width; c++) {
+            float code[LANES], lost[LANES];
+            for (int64_t l = 0; l < LANES; l++) {
+                code[l] = whole(due[c][l] / best[l], top);
+                lost[l] = code[l] * best[l] - key[c][l];
+            }
+            for (int64_t l = 0; l < left; l++)
+                codes[(at + l) * width + c] = code[l];
+            for (int64_t later = c + 1; owed && later < width; later++)
+                for (int64_t l = 0; l < LANES; l++)
+                    due[later][l] -= owed[later * width + c] * lost[l];
+        }
+        memcpy(chosen + at, best, left * sizeof *best);
     }
 }

@@ -29,7 +29,6 @@ Part = Literal["keys", "values", "pieces"]
 CHUNK = 2**20  # bytes of codes that are dequantised per call
 SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
 """Shares of a rotated key's largest magnitude that its scale is tried with."""
-BLOCK = 16  # channels of a rotated key whose errors are passed on at once
 LATEST = 32  # last entries of a row, at least, that a format with runs leaves in the model's dtype
 CHANNELS = 32
 """Channels of a value that share a scale and a zero point in such a format; fewer where they do not divide a head."""
@@ -199,36 +198,21 @@ class Rotated(Symmetric):
     rotates = mixes = True
     shares = SHARES
 
-    def store_keys(self, keys: Tensor, feedback: Tensor | None = None) -> Payload:
-        wide = keys.float()
-        largest = best = wide.abs().amax(-1, keepdim=True)
-        least = torch.full_like(largest, torch.inf)
-        for share in SHARES:
-            scale = self.scale_of(share * largest).float()
-            found = (wide / scale).round_().clamp_(-self.top, self.top).mul_(scale)
-            lost = found.sub_(wide).square_().sum(-1, keepdim=True)
-            best, least = torch.where(lost < least, share * largest, best), torch.minimum(lost, least)
-        if feedback is None:
-            return self.store(keys, best)
-        scale = self.scale_of(best)
-        return Payload(self.coded(self._fed_back(wide, scale.float(), feedback)), scale, keys.dtype, self)
+    def scales_of(self, keys: Tensor) -> Tensor:
+        """Return the fp16 scales that keys [..., d] are tried with, [..., choices]."""
+        largest = keys.float().abs().amax(-1, keepdim=True)
+        return torch.cat([self.scale_of(share * largest) for share in SHARES], -1)
 
-    def _fed_back(self, wide: Tensor, scale: Tensor, feedback: Tensor) -> Tensor:
-        """Return codes, channel after channel; what a block of channels owes to those after it is paid at once."""
-        own, scale = wide.mT.contiguous(), scale.mT  # a channel's numbers lie together
-        due, lost, codes = own.clone(), torch.empty_like(own), torch.empty_like(own, dtype=torch.int8)
-        # views are made once: a call costs more than what it does
-        each = list(zip(*(torch.split(x, 1, -2) for x in (own, due, lost, codes, feedback)), strict=True))
-        for start in range(0, wide.shape[-1], BLOCK):
-            stop = min(start + BLOCK, wide.shape[-1])
-            for i in range(start, stop):
-                own_1, due_1, lost_1, code_1, row = each[i]
-                owed = row.narrow(-1, start, i - start) @ lost.narrow(-2, start, i - start)
-                whole = (due_1 - owed).div_(scale).round_().clamp_(-self.top, self.top)
-                code_1.copy_(whole)
-                lost_1.copy_(whole.mul_(scale).sub_(own_1))
-            due[..., stop:, :] -= feedback[..., stop:, start:stop] @ lost[..., start:stop, :]
-        return codes.mT.contiguous()
+    def store_keys(self, keys: Tensor, feedback: Tensor | None = None) -> Payload:
+        due, wide, scales, top = keys.float().clone(), keys.float(), self.scales_of(keys), self.top
+        tried = ((wide / scale).round().clamp(-top, top) * scale for scale in torch.split(scales.float(), 1, -1))
+        lost = torch.stack([(found - wide).square().sum(-1) for found in tried], -1)
+        scale = scales.gather(-1, lost.argmin(-1, keepdim=True))
+        for i in range(0 if feedback is None else wide.shape[-1] - 1):
+            assert feedback is not None
+            found = (due[..., i : i + 1] / scale).round().clamp(-top, top) * scale
+            due[..., i + 1 :] -= (found - wide[..., i : i + 1]) * feedback[..., None, i + 1 :, i]
+        return Payload(self.coded(due / scale), scale, keys.dtype, self)
 
 
 @dataclass(frozen=True)

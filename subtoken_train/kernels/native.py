@@ -1,7 +1,8 @@
 """Attention of one new token in C, where torch takes up to sixty small operations a layer; the softmax stays torch's.
 
 ``attention.c`` is compiled when a process first needs it (about a second). It serves fp32 and bf16 on a CPU, and one
-new token that sees everything; all else goes the way of ``cpu.py``. It sums what a prompt's keys receive, too.
+new token that sees everything; all else goes the way of ``cpu.py``. It sums what a prompt's keys receive, and rounds
+rotated keys, too.
 
 Legend: B batch, H query heads, h key-value heads, R rows of a block, c heads of a row, X = R * c of all blocks of a
 call, G = H / h, N entries of the longest row and its tail, d head width.
@@ -26,6 +27,7 @@ from subtoken_train.errors import SubTokenWarning
 from subtoken_train.functional import causal_attention
 from subtoken_train.functional.causal_attention import SlidingWindow, attention_received
 from subtoken_train.kernels.choice import choose_kernel, compiler
+from subtoken_train.kernels.formats import Format, Payload, Rotated
 from subtoken_train.kernels.storage import Block, BlockPart, RoutedValues, Tail
 
 SOURCE = Path(__file__).with_name("attention.c")
@@ -82,7 +84,9 @@ def library() -> ctypes.CDLL | None:
                 loaded.block_scores.argtypes = [_ADDRESS, _NUMBER, _ADDRESS, ctypes.c_float, _NUMBER, _ADDRESS]
                 loaded.block_sums.argtypes = [_ADDRESS, _NUMBER, _ADDRESS, _NUMBER, _NUMBER, _ADDRESS]
                 loaded.keys_received.argtypes = [_ADDRESS, ctypes.c_float, _NUMBER, *[_ADDRESS] * 3]
-                loaded.block_scores.restype = loaded.block_sums.restype = loaded.keys_received.restype = None
+                loaded.round_keys.argtypes = [*[_ADDRESS] * 3, *[_NUMBER] * 4, ctypes.c_float, _NUMBER, *[_ADDRESS] * 2]
+                for function in (loaded.block_scores, loaded.block_sums, loaded.keys_received, loaded.round_keys):
+                    function.restype = None
                 return loaded
     words = f"decoding is slower: {found} did not compile {SOURCE.name}: {run.stderr.strip()[:200]}"
     warnings.warn(words, SubTokenWarning, stacklevel=2)
@@ -262,3 +266,20 @@ def received(
             addresses = (x.data_ptr() for x in (turned, room, found[sample, head]))
             compiled.keys_received(ctypes.byref(asked), scale, threads, *addresses)
     return (found.amax(2) if largest else found.sum(2)).flatten(1, 2)[..., :entries]
+
+
+def stored_keys(form: Format, keys: Tensor, feedback: Tensor | None = None) -> Payload:
+    """Return ``form.store_keys``, from C where that serves; sums in another order may move a key to the next code."""
+    on_cpu, lead, (entries, width) = keys.device.type == "cpu", keys.shape[:-2], keys.shape[-2:]
+    served = isinstance(form, Rotated) and on_cpu and width <= WIDEST and choose_kernel("cpu").path == "cpu"
+    compiled = library() if served else None
+    if compiled is None:
+        return form.store_keys(keys, feedback)
+    assert isinstance(form, Rotated)
+    wide, scales = keys.float().contiguous(), form.scales_of(keys).float()
+    fed = None if feedback is None else feedback.expand(*lead, width, width).contiguous()
+    codes, chosen = torch.empty_like(wide), torch.empty_like(scales[..., :1])
+    read = wide.data_ptr(), scales.data_ptr(), None if fed is None else fed.data_ptr()
+    sizes = math.prod(lead), entries, width, scales.shape[-1], form.top, torch.get_num_threads()
+    compiled.round_keys(*read, *sizes, codes.data_ptr(), chosen.data_ptr())
+    return Payload(form.coded(codes), chosen.half(), keys.dtype, form)

@@ -141,6 +141,27 @@ def test_caches_of_unlike_lengths_and_formats_attend_in_one_call(threads, cut, m
 
 
 @needs_compiler
+@given(
+    seed=st.integers(0, 999),
+    sizes=st.sampled_from([(2, 1, 40, 64), (1, 3, 17, 24), (3, 2, 1, 6), (1, 2, 0, 64)]),
+    threads=st.sampled_from([1, 3]),
+    plain=st.booleans(),
+    fed=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_keys_are_rounded_as_in_torch(seed, sizes, threads, plain, fed, dtype):
+    form, width = formats.FORMATS["int4_rotated"], sizes[-1]
+    keys, owed = states(seed, *sizes).to(dtype), states(seed + 1, *sizes[:2], width, width).tril(-1) / width**0.5
+    given = keys, owed + torch.eye(width) if fed else None
+    with machine(threads, plain):
+        found = native.stored_keys(form, *given)
+    expected = form.store_keys(*given)
+    assert (found.data.shape, found.dtype) == (expected.data.shape, dtype)
+    assert torch.equal(found.scale, expected.scale)
+    assert (found.data != expected.data).float().sum() <= 0.01 * found.data.numel()  # a sum that ties
+
+
+@needs_compiler
 @pytest.mark.parametrize("flags", native.FLAGS, ids=" ".join)
 def test_it_compiles_wherever_the_compiler_knows_the_flags(tmp_path, flags):
     """Else a slower build takes the place of one that does not compile, and nobody hears of it."""
