@@ -33,15 +33,10 @@ def sample_seeds(record_ids: Sequence[str], device: torch.device) -> Tensor:
     return torch.tensor([zlib.crc32(name.encode()) for name in record_ids], dtype=torch.int64, device=device)
 
 
-def digest_tensor(digest: "hashlib._Hash", name: str, tensor: Tensor) -> None:
-    """Let a digest read a tensor: its name, dtype, shape and bytes, wherever it lies."""
-    digest.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-    digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-
-
 def digest_of(text: str, tensors: Iterable[tuple[str, Tensor]]) -> "hashlib._Hash":
-    """Make a SHA-256 of a text and of named tensors, in their order."""
+    """Make a SHA-256 of a text and of named tensors, in their order: of each name, dtype, shape and bytes."""
     digest = hashlib.sha256(text.encode())
     for name, tensor in tensors:
-        digest_tensor(digest, name, tensor)
+        digest.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest
