@@ -28,7 +28,20 @@ BUCKET = 50_000_000
 PRECISIONS = ("32-true", "bf16-mixed")  # others would round what is trained
 
 
-class ZeroStrategy(DeepSpeedStrategy):
+def _module(strategy: Strategy) -> Any:
+    assert strategy.lightning_module is not None
+    return strategy.lightning_module
+
+
+class _Checked(Strategy):
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+        """Load as Lightning does, after a check; the trained tensors are in the result, as with any strategy."""
+        tensors = trained_tensors(Path(checkpoint_path))
+        check_same_shapes(trained_shapes(_module(self)), shapes_of(tensors))
+        return {**super().load_checkpoint(checkpoint_path, weights_only), "state_dict": tensors}
+
+
+class ZeroStrategy(_Checked, DeepSpeedStrategy):
     """ZeRO with torch's own AdamW, whose steps are those of DDP: the same loss, the same accumulation windows.
 
     * Accumulation is Lightning's: DeepSpeed is told where a window ends, and divides by nothing.
@@ -124,11 +137,6 @@ class ZeroStrategy(DeepSpeedStrategy):
         last = not _module(self).trainer.fit_loop._should_accumulate()
         self.deepspeed_engine.set_gradient_accumulation_boundary(last)
 
-    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-        """Load as Lightning does, after a check; the trained tensors are in the result, as with any strategy."""
-        tensors = fitting_tensors(self, Path(checkpoint_path))
-        return {**super().load_checkpoint(checkpoint_path, weights_only), "state_dict": tensors}
-
     def teardown(self) -> None:
         """Forget the configuration for loading: a model that is loaded after the run is loaded whole."""
         self._hf_config = None
@@ -150,19 +158,7 @@ class ZeroStrategy(DeepSpeedStrategy):
         super()._format_config()
 
 
-def fitting_tensors(strategy: Strategy, state: Path) -> dict[str, Tensor]:
-    """Return a checkpoint's trained tensors, once they are those of the strategy's module."""
-    tensors = trained_tensors(state)
-    check_same_shapes(trained_shapes(_module(strategy)), shapes_of(tensors))
-    return tensors
-
-
-def _module(strategy: Strategy) -> Any:
-    assert strategy.lightning_module is not None
-    return strategy.lightning_module
-
-
-class Fsdp2Strategy(ModelParallelStrategy):
+class Fsdp2Strategy(_Checked, ModelParallelStrategy):
     """All processes form one data-parallel group; checkpoints are plain single files with whole tensors."""
 
     def __init__(self) -> None:
@@ -172,11 +168,6 @@ class Fsdp2Strategy(ModelParallelStrategy):
         """Size the group by the run: Lightning's own default is one process per node."""
         self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()
-
-    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-        """Load as Lightning does, after a check; the trained tensors are in the result, as with any strategy."""
-        tensors = fitting_tensors(self, Path(checkpoint_path))
-        return {**super().load_checkpoint(checkpoint_path, weights_only), "state_dict": tensors}
 
 
 PRESETS: dict[str, dict[str, Any]] = {f"zero{stage}": {"stage": stage} for stage in (1, 2, 3)}
