@@ -1,17 +1,20 @@
-"""Shared words: the regions of a sequence, and the plan of what a cache keeps.
+"""Shared words: the regions of a sequence, the plan of what a cache keeps, and values by key.
 
 Legend: B batch, N sequence positions, S value groups.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+K = TypeVar("K")
+V = TypeVar("V")
 Layout = Literal["contiguous", "per_head"]
 """Layout of value groups: pieces of the whole value vector, or the same piece of every head."""
 
@@ -240,3 +243,11 @@ class RenderedPrompt:
     system_end: int = 0  # end of the chat template's beginning and of the system prompt; 0 where none is told apart
     asked: Asked | None = None  # the question that is to be answered, in a chat template; None elsewhere
     told: tuple[int, int] = (0, 0)  # what the system says first, in a chat template; (0, 0): nothing
+
+
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """Return the values of every key, keys and values in the order in which they come."""
+    found: dict[K, list[V]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found

@@ -18,6 +18,7 @@ from subtoken_train.datasets.row_files import COLUMNAR, file_kind, first_of_set
 from subtoken_train.datasets.unknown_tokens import spread
 from subtoken_train.documents import check_regular, read_text, text_problem
 from subtoken_train.errors import clipped, refuse
+from subtoken_train.types import grouped
 
 TABLES = (".csv", ".tsv", ".json", ".jsonl", *COLUMNAR)
 TEXTS = (".txt", ".md")
@@ -238,10 +239,8 @@ class _PicturePaths:
 
     def __init__(self, own: OwnFolder, table: str) -> None:
         self._folder, self._beside, self.there = own.path, PurePosixPath(table).parent, set(own.images)
-        self._by_name: dict[str, list[str]] = defaultdict(list)
-        for path in map(PurePosixPath, own.images):
-            for called in {path.name, path.stem}:
-                self._by_name[called].append(path.as_posix())
+        paths = map(PurePosixPath, own.images)
+        self._by_name = grouped((called, str(path)) for path in paths for called in {path.name, path.stem})
 
     def path(self, name: str, place: str) -> str:
         """Return an image's path from the folder; one that is not found keeps its name."""
@@ -270,11 +269,8 @@ class _PicturePaths:
 
 def _same_pictures(folder: Path, names: Sequence[str]) -> dict[str, str]:
     """Map each image to the first that has the very same bytes; only files of equal sizes are read."""
-    by_size: dict[int, list[str]] = defaultdict(list)
-    for name in sorted(names):
-        by_size[(folder / name).stat().st_size].append(name)
     first = {name: name for name in names}
-    for alike in by_size.values():
+    for alike in grouped(((folder / name).stat().st_size, name) for name in sorted(names)).values():
         seen: dict[bytes, str] = {}
         for name in alike if len(alike) > 1 else ():
             check_regular(folder / name)
@@ -308,10 +304,7 @@ def _groups(records: Sequence[Placed], same: Mapping[str, str]) -> dict[str, lis
         for name in names[1:]:
             roots[root(name)] = root(names[0])
         keys.append(names[0])
-    groups: dict[str, list[Placed]] = defaultdict(list)
-    for record, key in zip(records, keys, strict=True):
-        groups[root(key)].append(record)
-    return dict(groups)
+    return grouped((root(key), record) for record, key in zip(records, keys, strict=True))
 
 
 def _asked(row: dict[str, Any]) -> str:

@@ -1,7 +1,6 @@
 """Requests of an evaluation harness on compressed caches: its arguments, its batches, and what compression kept."""
 
 import os
-from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
@@ -22,7 +21,7 @@ from subtoken_train.ledger.kv_budget import share_words
 from subtoken_train.ledger.measure import emptied_words
 from subtoken_train.settings import Setting, settings_of
 from subtoken_train.typed import Written, written_as
-from subtoken_train.types import Batch, Protocol
+from subtoken_train.types import Batch, Protocol, grouped
 
 
 @dataclass(frozen=True)
@@ -206,9 +205,7 @@ class Runner(Generic[PromptT]):
     def score(self, asks: Sequence[tuple[PromptT, Sequence[int]]], done: Callable[[int, Scored], None]) -> list[Scored]:
         """Return log-likelihoods of continuations; equal prompts share a pass; ``done`` gets index and outcome."""
         outcomes: list[Scored] = [(0.0, False)] * len(asks)
-        by_prompt: dict[PromptT, list[int]] = defaultdict(list)
-        for i, (prompt, _) in enumerate(asks):
-            by_prompt[prompt].append(i)
+        by_prompt = grouped((prompt, i) for i, (prompt, _) in enumerate(asks))
         groups = [(prompt, part) for prompt, members in by_prompt.items() for part in in_batches(members, SHARED)]
         groups.sort(key=lambda group: -self.length(group[0]))
         for chunk in in_batches(groups, int(self.arguments.batch_size)):
@@ -225,10 +222,7 @@ class Runner(Generic[PromptT]):
     def generate(self, asks: Sequence[tuple[PromptT, GreedySettings]], done: Callable[[int, str], None]) -> list[str]:
         """Answer prompts greedily, without the texts that end them; ``done`` is called as in ``score``."""
         texts = [""] * len(asks)
-        by_settings: dict[GreedySettings, list[int]] = defaultdict(list)
-        for i, (_, settings) in enumerate(asks):
-            by_settings[settings].append(i)
-        for settings, members in by_settings.items():
+        for settings, members in grouped((settings, i) for i, (_, settings) in enumerate(asks)).items():
             members.sort(key=lambda i: -self.length(asks[i][0]))
             for chunk in in_batches(members, int(self.arguments.batch_size)):
                 prompts = move_data_to_device(self.collate([asks[i][0] for i in chunk]), self.model.device)

@@ -25,6 +25,7 @@ from subtoken_train.evaluation.reporting.curves import Curve
 from subtoken_train.evaluation.reporting.report import Report, spoken
 from subtoken_train.evaluation.reporting.score_tables import MEANS, Estimate, KindScores, ScoreTable
 from subtoken_train.evaluation.tasks.made_texts import cell_of
+from subtoken_train.types import grouped
 from subtoken_train.version import __version__
 
 WIDTH, LINE = 7.2, 0.19
@@ -179,10 +180,8 @@ def _charts(part: words.Section, name: str, series: Mapping[str, Series]) -> lis
             titles = {arm: its.title for arm, its in series.items()}
             found = {f"{about.task}: needles found, in %": map_chart(about, cells, titles)}
     elif isinstance(about, tuple):  # curves over other tasks are not drawn into one picture
-        groups: dict[str, list[Curve]] = {}
-        for curve in about:
-            groups.setdefault(f"{curve.backbone}: mean score of {', '.join(curve.tasks)} against KV", []).append(curve)
-        found = {title: curve_chart(group, series) for title, group in groups.items()}
+        titled = ((f"{curve.backbone}: mean score of {', '.join(curve.tasks)} against KV", curve) for curve in about)
+        found = {title: curve_chart(group, series) for title, group in grouped(titled).items()}
     description = "The numbers are in the tables of this section."
     return [
         {"caption": caption, "svg": svg_of(figure, f"{name}-{number}", caption, description)}

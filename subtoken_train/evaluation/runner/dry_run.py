@@ -38,7 +38,7 @@ from subtoken_train.reducers.base import Reducer
 from subtoken_train.resources import recipe_text, shipped_recipe
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.typed import typed
-from subtoken_train.types import Identity
+from subtoken_train.types import Identity, grouped
 
 Planned = Callable[[str], AdapterConfig | None]
 """From an adapter's path to what its recipe would make of it; None where no recipe does."""
@@ -191,11 +191,8 @@ def recipe_of(adapter: str) -> Path | None:
 
 def check_lines(grid: Grid, checked: DryRun) -> list[str]:
     """Return lines about tasks, arms, memory, and what is missing."""
-    by_backbone: dict[str, list[PlannedArm]] = {}
-    for arm in checked.arms:
-        by_backbone.setdefault(arm.arm.facts.backbone, []).append(arm)
     sizes = []
-    for backbone, arms in by_backbone.items():
+    for backbone, arms in grouped((arm.arm.facts.backbone, arm) for arm in checked.arms).items():
         kept = [grid.batch_size * arm.kept for arm in arms]
         held = max(arm.laid_out.weights for arm in arms), grid.batch_size * arms[0].dense, min(kept), max(kept)
         sizes.append((backbone, arms[0].tokens, *(f"{size / GIB:.2f}" for size in held)))

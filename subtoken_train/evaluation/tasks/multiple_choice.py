@@ -11,7 +11,6 @@ where these draw a letter at random, an answer names no option.
 
 import ast
 import re
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
@@ -23,6 +22,7 @@ from subtoken_train.evaluation.tasks.image_questions import LETTER_ANSWER, SHORT
 from subtoken_train.evaluation.tasks.table import WORDS
 from subtoken_train.evaluation.tasks.task import Sample
 from subtoken_train.typed import shown
+from subtoken_train.types import grouped
 
 LETTERS = "ABCDE"
 _LETTER = re.compile(r"[(\uff08]?([A-E])(?:[.:,)\u3002\uff1a\uff0c\u3001\uff09].*)?", re.DOTALL)
@@ -86,9 +86,8 @@ class MMBenchScores(MeanScores):
         return {f"{name}{score}": own for score in scores for name, own in right.items()}
 
     def compute(self) -> dict[str, float]:
-        questions: dict[int, list[dict[str, float]]] = defaultdict(list)
-        for prediction, reference in self.rows:
-            questions[reference["index"] % ROTATION].append(self.figures(prediction, reference))
+        figures = ((reference["index"] % ROTATION, self.figures(said, reference)) for said, reference in self.rows)
+        questions = grouped(figures)
         found, rotated = super().compute(), any(len(members) > 1 for members in questions.values())
         for name in READINGS if rotated else ():
             own = [[row[f"{name}accuracy"] for row in members] for members in questions.values()]

@@ -17,6 +17,7 @@ from subtoken_train.evaluation.tasks.files import FileRow
 from subtoken_train.evaluation.tasks.image_questions import SHORT_ANSWER, ImageQuestions
 from subtoken_train.evaluation.tasks.table import WORDS
 from subtoken_train.evaluation.tasks.task import Sample
+from subtoken_train.types import grouped
 
 POPE_CATEGORIES = ("adversarial", "popular", "random")
 
@@ -168,9 +169,8 @@ class MME(ImageQuestions):
         return self.ask(row, f"{pair}: {question}", question + SHORT_ANSWER, reference, kind=category)
 
     def parquet_rows(self) -> list[FileRow]:
-        pairs: dict[tuple[str, str], list[FileRow]] = defaultdict(list)
-        for row in (rows := super().parquet_rows()):
-            pairs[row.values["category"], row.values["question_id"]].append(row)
+        rows = super().parquet_rows()
+        pairs = grouped(((row.values["category"], row.values["question_id"]), row) for row in rows)
         for (_, pair), two in pairs.items():
             if len({row.values["question"] for row in two}) != 2 or len(two) != 2:
                 places = "; ".join(row.place for row in two)

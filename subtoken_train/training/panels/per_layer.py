@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from subtoken_train.functional.masks import choice_entropy, group_usage, mask_entropy, usage_entropy
 from subtoken_train.training import panels
 from subtoken_train.training.module import SubTokenModule
+from subtoken_train.types import grouped
 
 
 class SilentTensors(Callback):
@@ -65,10 +66,8 @@ class SilentTensors(Callback):
 
 
 def _layers_of(names: list[str]) -> str:
-    layers: dict[str, set[int]] = {}
-    for kind, layer in map(panels.kind_and_layer, names):
-        layers.setdefault(kind, set()).add(layer)
-    return " and ".join(f"{kind} of layers {', '.join(map(str, sorted(found)))}" for kind, found in layers.items())
+    layers = grouped(map(panels.kind_and_layer, names))
+    return " and ".join(f"{kind} of layers {', '.join(map(str, sorted({*found})))}" for kind, found in layers.items())
 
 
 class TrainedPanel(Callback):
@@ -89,11 +88,9 @@ class TrainedPanel(Callback):
 
 
 def _by_layer(tag: str, tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-    groups: dict[str, list[Tensor]] = {}
-    for name, norm in panels.norms(tensors).items():
-        kind, layer = panels.kind_and_layer(name)
-        groups.setdefault(f"{tag}/{kind}/layer_{layer}", []).append(norm)
-    return {name: torch.linalg.vector_norm(torch.stack(own)) for name, own in groups.items()}
+    groups = grouped((panels.kind_and_layer(name), norm) for name, norm in panels.norms(tensors).items())
+    whole = {place: torch.linalg.vector_norm(torch.stack(own)) for place, own in groups.items()}
+    return {f"{tag}/{kind}/layer_{layer}": norm for (kind, layer), norm in whole.items()}
 
 
 class RoutingPanel(Callback):
