@@ -271,7 +271,12 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
         sampler = self.training_order(
             self.trainer.global_rank, self.trainer.world_size, self.trainer.limit_train_batches, self.batches_consumed
         )
-        self.keep_order(sampler.identity)
+        order = sampler.identity
+        for name, saved in self._resumed_order.items():
+            if order.get(name) != saved:  # a count of batches would mean another place in the data
+                found = f"another order of the data ({name}: {saved}, here {order.get(name)})"
+                raise ValueError(f"the checkpoint counts in {found}; resume with its data and sizes, or start over")
+        self._order = order  # for the next checkpoint
         loader = self._loader(self._train, self.batch_size, sampler, drop_last=True)
         place = lambda: sampler.consumed() % sampler.batches_per_epoch  # noqa: E731
         return AccumulationWindows(loader, self.trainer.accumulate_grad_batches, place)
@@ -301,14 +306,6 @@ class OrderedDataModule(L.LightningDataModule, ABC, Generic[T]):
         # Lightning types the tracker by its base class, which has no such count.
         total: Any = self.trainer.fit_loop.epoch_loop.batch_progress.total
         return int(total.processed)
-
-    def keep_order(self, order: dict[str, int]) -> None:
-        """Note what the order depends on for the next checkpoint."""
-        for name, saved in self._resumed_order.items():
-            if order.get(name) != saved:  # a count of batches would mean another place in the data
-                found = f"another order of the data ({name}: {saved}, here {order.get(name)})"
-                raise ValueError(f"the checkpoint counts in {found}; resume with its data and sizes, or start over")
-        self._order = order
 
     def _loader(self, records: Any, batch_size: int, sampler: Any, drop_last: bool) -> DataLoader[T]:
         return DataLoader(
