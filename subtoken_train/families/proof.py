@@ -136,22 +136,18 @@ def _packed_logits(family: DecoderStack, ids_BN: Tensor) -> Tensor:
         prompt_BND = family.run_layers(states_BND[:, :PROMPT], torch.ones_like(places_BN), places_BN, dense)
         if notes.wrong:
             raise refusal(family.model, notes.wrong[0])
-        for layer, (states, packed) in enumerate(zip(dense.layers, cache.layers, strict=True)):
-            _pack(states, packed, family.windows[layer])
+        for states, packed, window in zip(dense.layers, cache.layers, family.windows, strict=True):
+            here_BN = torch.arange(PROMPT, device=states.keys.device)[None]
+            plan = LayerPlan(here_BN if window is None else here_BN[:, PROMPT + 1 - window :])
+            held = pack_layer(states.keys, states.values, plan, Packing(), None if window is None else here_BN)
+            packed.store_prompt(held, PROMPT, states.keys)
+            if window is not None:
+                packed.window = window
+                packed.begin_tail(here_BN[:, -1] + 1)
         cache.next_position = position_BN[:, PROMPT : PROMPT + 1]
         with cache.appending():
             after_BND = family.decode(states_BND[:, PROMPT:], position_BN[:, PROMPT:], cache)
     return family.logits(torch.cat([prompt_BND, after_BND], 1))
-
-
-def _pack(states: Any, packed: PackedLayer, window: int | None) -> None:
-    places_BN = torch.arange(PROMPT, device=states.keys.device)[None]
-    plan = LayerPlan(places_BN if window is None else places_BN[:, PROMPT + 1 - window :])
-    held = pack_layer(states.keys, states.values, plan, Packing(), None if window is None else places_BN)
-    packed.store_prompt(held, PROMPT, states.keys)
-    if window is not None:
-        packed.window = window
-        packed.begin_tail(places_BN[:, -1] + 1)
 
 
 class _Notes:
