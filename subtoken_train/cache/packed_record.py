@@ -92,10 +92,6 @@ def check_pages(place: str, pages: PageIndex, parts: Sequence[BlockPart]) -> Non
     refuse((not fits, f"{place}: its page index does not fit its entries"))
 
 
-def _dtype(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 @dataclass(frozen=True)
 class PartRecord:
     """Record of a ``BlockPart``: if values are routed, keys cut, both in the model's dtype; if pieces have an index."""
@@ -222,8 +218,8 @@ class _CacheReader:
         refuse((name not in self._left, f"tensor {name} is missing"))
         tensor = self._left.pop(name)
         if tensor.dtype not in dtypes:
-            words = " or ".join(_dtype(dtype) for dtype in dtypes)
-            raise ValueError(f"tensor {name} is of {_dtype(tensor.dtype)}; it must be of {words}")
+            found, *wanted = (str(dtype).removeprefix("torch.") for dtype in (tensor.dtype, *dtypes))
+            raise ValueError(f"tensor {name} is of {found}; it must be of {' or '.join(wanted)}")
         fits = tensor.dim() == len(shape) and all(a in (None, b) for a, b in zip(shape, tensor.shape, strict=True))
         if shape and not fits:
             words = ", ".join("any" if size is None else str(size) for size in shape)
