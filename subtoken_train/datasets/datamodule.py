@@ -223,8 +223,7 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
     def conversations(self) -> Dataset:
         """Return the training corpus where it is one of conversations, a row each."""
         self.read()
-        rows: Dataset = self._raw_train
-        return rows
+        return self._raw_train
 
     def records_to_show(self) -> Iterator[TextSample]:
         self.read()  # in its own order, so that nothing else has to be tokenised

@@ -115,8 +115,7 @@ class DecoderStack:
     def attention_input(self, layer: int, hidden_BND: Tensor) -> Tensor:
         """Return what a layer's projections read of its input: normed, where it has a norm before its attention."""
         norm = getattr(self.decoder.layers[layer], "input_layernorm", None)
-        normed: Tensor = hidden_BND if norm is None else norm(hidden_BND)
-        return normed
+        return hidden_BND if norm is None else norm(hidden_BND)
 
     def token_states(self, ids: Tensor) -> Tensor:
         """Return the embeddings of tokens, [..., D], as they enter the first layer."""
