@@ -424,10 +424,9 @@ class SparseVLM(StagedReducer):
     ranks: ClassVar[bool] = True
 
     def cuts(self, num_layers: int) -> tuple[int, ...]:
-        found: list[int] = []
-        for cut in CUTS:
-            found.append(max((2 * cut * num_layers + DEPTH) // (2 * DEPTH), (found or [0])[-1] + 1))
-        return tuple(cut for cut in found if cut < num_layers)
+        scaled = ((2 * cut * num_layers + DEPTH) // (2 * DEPTH) for cut in CUTS)
+        found = accumulate(scaled, lambda before, cut: max(cut, before + 1), initial=0)
+        return tuple(cut for cut in found if 0 < cut < num_layers)
 
     def layer_shares(self, num_layers: int) -> list[Fraction]:
         cuts, average = self.cuts(num_layers), self.mean_share(num_layers)
