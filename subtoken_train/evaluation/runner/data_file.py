@@ -32,7 +32,7 @@ from subtoken_train.ledger.kv_budget import mean_deviation, share_words
 from subtoken_train.ledger.measure import emptied_words
 from subtoken_train.outputs import append_whole, write_whole
 from subtoken_train.typed import checked, chosen, shown, typed
-from subtoken_train.types import Turn
+from subtoken_train.types import Turn, grouped
 
 Run = dict[str, Any]
 """A run of questions: its budget, and every score and prediction in the order of the questions. ``RUN`` names its keys.
@@ -164,8 +164,7 @@ def _of_reference(name: str, score: TokenScore | None) -> dict[str, float]:
 
 def scores_by_kind(run: Run) -> dict[str, list[float]]:
     """Return a run's scores by question kind, in the order in which the kinds first appear."""
-    pairs = [*zip(run["kinds"], run["scores"], strict=True)]
-    return {kind: [score for its, score in pairs if its == kind] for kind in dict.fromkeys(run["kinds"])}
+    return grouped(zip(run["kinds"], run["scores"], strict=True))
 
 
 def written_run(run: Run, **named: Any) -> Run:

@@ -9,7 +9,6 @@ rest of it); GQA's questions and images are two configurations of it.
 """
 
 import re
-from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from subtoken_train.evaluation.tasks import files
 from subtoken_train.evaluation.tasks.files import FileRow, read_split, task_source
 from subtoken_train.evaluation.tasks.table import WORDS
 from subtoken_train.evaluation.tasks.task import Sample, Task
+from subtoken_train.types import grouped
 
 SHORT_ANSWER = "\nAnswer the question using a single word or phrase."
 LETTER_ANSWER = "\nAnswer with the option's letter from the given choices directly."
@@ -295,9 +295,8 @@ class TextVQA(ImageQuestions):
         path = files.find_file(self, folder, self.official)
         notes = files.read_entries(path, "data", ("image_id", "question", "question_id"))
         files.unique_ids((str(note.values["question_id"]), note.place) for note in notes)
-        known = defaultdict[tuple[str, str], deque[FileRow]](deque)  # a question put twice has two, in order
-        for note in notes:
-            known[note.values["image_id"], note.text("question").lower()].append(note)
+        keys = ((note.values["image_id"], note.text("question").lower()) for note in notes)
+        known = grouped(zip(keys, notes, strict=True))  # a question put twice has two, in order
         rows = []
         for row in questions:
             question, *rest = row.text("text").split("\n")
@@ -312,7 +311,7 @@ class TextVQA(ImageQuestions):
                 lacks = f"{path} has no (further) answers for question {question!r} of image {image!r}"
                 raise ValueError(f"{row.place}: {lacks}; the two files must be of the same split")
             source = inside(folder / "train_images", row.text("image"))
-            rows.append(waiting.popleft().with_values(text=text, image=source))
+            rows.append(waiting.pop(0).with_values(text=text, image=source))
         return rows
 
 
