@@ -4,14 +4,13 @@ Legend: B batch, N rows, D model width.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.utils.hooks import RemovableHandle
 
 from subtoken_train.families.family import Family
 from subtoken_train.forks import undoing
@@ -71,14 +70,9 @@ def watching_inputs(family: Family, note: InputObserver | None) -> Iterator[None
     if note is None:
         yield
         return
-    hooks = list[RemovableHandle]()
-
-    def remove() -> None:
-        for hook in hooks:
-            hook.remove()
-
-    with undoing(remove):
+    hooks = ExitStack()
+    with undoing(hooks.close):
         for layer in range(family.shape.num_layers):
             module = family.projection(layer, "v").module  # any LoRA included, whose input is the layer's
-            hooks.append(module.register_forward_pre_hook(lambda _, args, layer=layer: note(layer, args[0])))
+            hooks.callback(module.register_forward_pre_hook(lambda _, args, layer=layer: note(layer, args[0])).remove)
         yield

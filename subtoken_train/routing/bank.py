@@ -9,7 +9,7 @@ router's outputs.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, Self
@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, pad
-from torch.utils.hooks import RemovableHandle
 
 from subtoken_train.forks import undoing
 from subtoken_train.functional import masks
@@ -206,17 +205,12 @@ class RouterBank(nn.Module):
     @contextmanager
     def routing(self, state: RoutingState) -> Iterator[RoutingState]:
         """Route every value projection run inside this block, with ``state``'s tokens."""
-        before, hooks = self._state, list[RemovableHandle]()
-
-        def restore() -> None:
-            self._state = before
-            for hook in hooks:
-                hook.remove()
-
-        with undoing(restore):
+        before, undo = self._state, ExitStack()
+        undo.callback(setattr, self, "_state", before)
+        with undoing(undo.close):
             if before is None:
                 for layer, module in enumerate(self._projections):
-                    hooks.append(module.register_forward_hook(partial(self._hook, layer)))
+                    undo.callback(module.register_forward_hook(partial(self._hook, layer)).remove)
             self._state = state
             yield state
 
