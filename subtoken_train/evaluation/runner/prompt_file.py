@@ -16,7 +16,7 @@ from typing import Any
 
 from subtoken_train.artifact.hub import adapter_folder
 from subtoken_train.datasets.image_sources import find_image
-from subtoken_train.errors import refuse
+from subtoken_train.errors import at_place, refuse
 from subtoken_train.evaluation.metrics.short_answers import Answered
 from subtoken_train.evaluation.runner.arms import describe_arm, load_arm
 from subtoken_train.evaluation.runner.cell import ONE, Progress, alone, finished, make_cell, run_cell, write_manifest
@@ -129,11 +129,9 @@ def answer_file(
             task = replace(task, chat=True, chat_template_kwargs=variables)
             samples = task.samples()
         samples = [replace(sample, keep_space=raw) for sample in samples]
-        try:
+        instead = f"name another --output, or remove it and {folder.name}"
+        with at_place(f"{output} was begun with other prompts or settings (", f"); {instead}"):
             write_manifest(arm, task, samples, folder, backbone.family, batch_size)
-        except ValueError as error:
-            words = f"name another --output, or remove it and {folder.name}"
-            raise ValueError(f"{output} was begun with other prompts or settings ({error}); {words}") from None
         try:
             run_cell(make_cell(arm, task, samples, backbone.family), folder, backbone, batch_size, ONE, progress)
         finally:
