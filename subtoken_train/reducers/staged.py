@@ -9,6 +9,7 @@ T text tokens of a sample.
 
 import math
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -163,11 +164,8 @@ def stage_share(depths: tuple[int, ...], average: Fraction, round_up: bool) -> F
     def held(step: int) -> Fraction:
         return sum((depth * Fraction(step, STEPS) ** i for i, depth in enumerate(depths)), Fraction()) / sum(depths)
 
-    low, high = 0, STEPS  # ``low`` is too little, ``high`` is enough
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if held(middle) >= average else (middle, high)
-    return Fraction(high if round_up or held(high) == average else max(1, low), STEPS)
+    enough = bisect_left(range(STEPS), average, lo=1, key=held)
+    return Fraction(enough if round_up or held(enough) == average else max(1, enough - 1), STEPS)
 
 
 Ranking = Literal["adapted", "frozen"]
