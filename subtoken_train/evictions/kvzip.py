@@ -167,10 +167,8 @@ class TokenScorers(CalibratedNumbers):
     sinks: int = 0
 
     def __post_init__(self) -> None:
-        check_range("width", self.width, 1, WIDEST)
-        check_range("heads", self.heads, 1, WIDEST)
-        check_range("hidden", self.hidden, 0, WIDEST)
-        check_range("sinks", self.sinks, 0, WIDEST)
+        for name, least in {"width": 1, "heads": 1, "hidden": 0, "sinks": 0}.items():
+            check_range(name, getattr(self, name), least, WIDEST)
         odd = self.sinks and (not self.hidden or self.hidden % (GATE_WIDTH * self.heads))
         refuse((bool(odd), f"hidden of a gate is {self.hidden}; it must be a multiple of 16 times the heads"))
         refuse((not self.layers, "layers must hold a net for every layer"))
