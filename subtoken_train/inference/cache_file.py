@@ -115,7 +115,11 @@ def read_cache(path: Path, backbone: CompressedBackbone, compression: Compressio
         shape = shape_of(len(record.contexts), backbone, compression)
         devices = [next(layer.parameters()).device for layer in backbone.family.decoder.layers]
         cache = packed_cache(record.packed, tensors, shape, devices)
-        _check_report(record.report, cache)
+        check_range("its report's kept_entries", record.report.kept_entries, 0, 1)
+        for name in ("payload_bytes", "index_bytes"):
+            found, said = sum(getattr(layer, name) for layer in cache.layers), getattr(record.report, name)
+            unlike = found != said and (name == "payload_bytes" or found > said)  # indices of version 0.4 took more
+            refuse((unlike, f"its report says {name} is {said:,}, but it is {found:,}"))
     if record.model.tokenizer is None:
         words = f"{path} was saved by version 0.2, which did not note the tokenizer; with another one than the model's"
         warnings.warn(f"{words} the answers are meaningless: if unsure, compress again", SubTokenWarning, stacklevel=4)
@@ -174,11 +178,3 @@ def shape_of(contexts: int, backbone: CompressedBackbone, compression: Compressi
     mirrors = 0 if compression.key_axes == "own" else mirror_count(width, compression.key_channels)
     form = family.model.dtype, FORMATS[compression.kv_dtype]
     return PackedShape(contexts, family.shape.num_kv_heads, width, *form, family.windows, axes, mirrors)
-
-
-def _check_report(report: CacheReport, cache: PackedCache) -> None:
-    check_range("its report's kept_entries", report.kept_entries, 0, 1)
-    for name in ("payload_bytes", "index_bytes"):
-        found, said = sum(getattr(layer, name) for layer in cache.layers), getattr(report, name)
-        unlike = found != said and (name == "payload_bytes" or found > said)  # indices of version 0.4 took more
-        refuse((unlike, f"its report says {name} is {said:,}, but it is {found:,}"))

@@ -74,7 +74,10 @@ class SubTokenLmms(lmms):  # type: ignore[misc]  # lmms-eval is not installed wh
         for context, target, to_visual, *place in (request.args for request in requests):
             question = self._question(context, to_visual, *place)
             answer = target if isinstance(target, str) else target(self._document(*place))
-            asked.append((question, self._answer_ids(question, answer)))
+            images = [to_rgb(image, question.place) for image in question.images() or []]
+            prompt = encode(self._record(question), self.family, MAX_TOKENS, images, generation=True)
+            whole = encode(self._record(question, answer), self.family, MAX_TOKENS, images)
+            asked.append((question, whole.input_ids[len(prompt.input_ids) :]))  # the answer's tokens in the chat format
         with tqdm(total=len(requests), desc="Model responding") as bar:
             scores = self.runner.score(asked, lambda *_: bar.update())
         return [(-logprob / len(ids), greedy) for (logprob, greedy), (_, ids) in zip(scores, asked, strict=True)]
@@ -106,13 +109,6 @@ class SubTokenLmms(lmms):  # type: ignore[misc]  # lmms-eval is not installed wh
 
     def _collate(self, questions: Sequence[Question]) -> Batch:
         return self._collator([self._record(question) for question in questions])
-
-    def _answer_ids(self, question: Question, answer: str) -> list[int]:
-        """The tokens of an answer in the chat format: what comes after as many as the prompt alone has."""
-        images = [to_rgb(image, question.place) for image in question.images() or []]
-        prompt = encode(self._record(question), self.family, MAX_TOKENS, images, generation=True)
-        whole = encode(self._record(question, answer), self.family, MAX_TOKENS, images)
-        return whole.input_ids[len(prompt.input_ids) :]
 
 
 def _encoded(image: Image.Image, place: str) -> bytes:

@@ -167,16 +167,12 @@ def _add(arms: dict[str, ArmResults], run: Run) -> None:
     runs[facts.seed] = run
 
 
-def _printable(facts: results.ArmFacts) -> results.ArmFacts:
-    """Write out what acts on a terminal, or breaks a line of a table, instead of standing there."""
-    texts = [(key, value) for key, value in asdict(facts).items() if isinstance(value, str)]
-    shown: Any = {key: "".join(x if x.isprintable() else ascii(x)[1:-1] for x in text) for key, text in texts}
-    return replace(facts, **shown)
-
-
 def _read_run(folder: Path) -> Run:
     manifest, place = results.Manifest.read(folder), folder / results.MANIFEST_FILE
-    manifest = replace(manifest, arm=_printable(manifest.arm))
+    # what acts on a terminal, or breaks a line of a table, is written out
+    texts = [(key, value) for key, value in asdict(manifest.arm).items() if isinstance(value, str)]
+    shown: Any = {key: "".join(x if x.isprintable() else ascii(x)[1:-1] for x in text) for key, text in texts}
+    manifest = replace(manifest, arm=replace(manifest.arm, **shown))
     if manifest.task not in TASKS:
         raise ValueError(f"{place}: {unknown_name('task', manifest.task, TASKS)}")
     records = list(results.read_samples(folder).values())
