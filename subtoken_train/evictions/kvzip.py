@@ -178,10 +178,8 @@ class TokenScorers(CalibratedNumbers):
     def of(cls, nets: Sequence[Sequence[Tensor]]) -> Self:
         """Return the nets of all layers, each given as the tensors that ``layers`` names."""
         first = nets[0]
-        written = []
-        for net in nets:
-            flat = torch.cat([each.detach().float().cpu().flatten() for each in net])
-            written.append(base64.b64encode(flat.numpy().astype("<f4").tobytes()).decode())
+        flats = (torch.cat([each.detach().float().cpu().flatten() for each in net]) for net in nets)
+        written = [base64.b64encode(flat.numpy().astype("<f4").tobytes()).decode() for flat in flats]
         hidden, sinks = len(first[1]) if len(first) > 2 else 0, first[4].shape[1] if len(first) > 4 else 0
         return cls(first[0].shape[1], len(first[-1]), hidden, written, sinks)
 
