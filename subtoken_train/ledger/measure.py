@@ -27,6 +27,7 @@ def measured_ledger(plan: Plan, regions_BN: Tensor, shape: KVShape) -> Ledger:
     entries = []
     for index, layer in enumerate(plan.layers):
         cut, valid = layer.cut_keys, layer.entries_BN >= 0
+        heads = valid.new_ones(shape.num_kv_heads) if layer.heads_BNh is None else layer.heads_BNh
         regions = take_rows(regions_BN, layer.entries_BN.clamp(min=0)).masked_fill(~valid, Region.PADDING)
         present = [region for region in torch.unique(regions_BN).tolist() if region != Region.PADDING]
         thin = [] if cut is None else [each for each in present if bool((cut.entries_BN & (regions == each)).any())]
@@ -37,25 +38,14 @@ def measured_ledger(plan: Plan, regions_BN: Tensor, shape: KVShape) -> Ledger:
             if layer.filled and region in (Region.VISUAL, Region.CONTEXT):
                 values += len(layer.entries_BN) * shape.side_bytes
             if cut is not None and region in thin:
-                thinned, heads = cut.entries_BN & kept, layer.heads_BNh
-                slices = int(thinned.sum()) * shape.num_kv_heads if heads is None else int(heads[thinned].sum())
+                slices = int((heads & (cut.entries_BN & kept)[..., None]).sum())
                 keys -= slices * (shape.head_dim - cut.kept) * shape.element_bytes
-            if region == (thin or present)[0]:  # what is stored once for all regions
-                found += _channel_index(layer, shape)
-                keys += 0 if cut is None or cut.turn is None else cut.turn.nbytes
+            if cut is not None and region == (thin or present)[0]:  # what is stored once for all regions
+                named = int((heads & cut.entries_BN[..., None]).any(1).sum())
+                found += named * cut.kept * number_bytes(shape.head_dim)
+                keys += 0 if cut.turn is None else cut.turn.nbytes
             entries.append(Entry(index, label, before, int(kept.sum()), keys, values, found))
     return Ledger(shape, tuple(entries))
-
-
-def _channel_index(layer: LayerPlan, shape: KVShape) -> int:
-    if layer.cut_keys is None:
-        return 0
-    cut_BN, heads = layer.cut_keys.entries_BN, layer.heads_BNh
-    if heads is None:
-        count = int(cut_BN.any(-1).sum()) * shape.num_kv_heads
-    else:
-        count = int((heads & cut_BN[..., None]).any(1).sum())
-    return count * layer.cut_keys.kept * number_bytes(shape.head_dim)
 
 
 def _named(layer: LayerPlan) -> Tensor:
