@@ -4,6 +4,7 @@ Legend: B batch, N positions, S value groups.
 """
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,6 @@ from lightning.pytorch.strategies import DeepSpeedStrategy
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from subtoken_train.functional.masks import choice_entropy, group_usage, mask_entropy, usage_entropy
 from subtoken_train.training import panels
@@ -98,20 +98,19 @@ class RoutingPanel(Callback):
 
     def __init__(self) -> None:
         self._logits: dict[int, Tensor] = {}
-        self._hooks: list[RemovableHandle] = []
+        self._hooks = ExitStack()
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         bank = pl_module.parts.bank
         if bank is not None and bank.learned and panels.logs_next(trainer):
-            notes = [partial(self._note, layer) for layer in range(len(bank.selectors))]
-            self._hooks = [each.register_forward_hook(note) for each, note in zip(bank.selectors, notes, strict=True)]
+            for layer, selector in enumerate(bank.selectors):
+                self._hooks.callback(selector.register_forward_hook(partial(self._note, layer)).remove)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        for hook in self._hooks:
-            hook.remove()
+        self._hooks.close()
         if panels.logs_now(trainer, batch_idx):
             panels.write(trainer, self._statistics(pl_module), trainer.global_step)
-        self._logits, self._hooks = {}, []
+        self._logits = {}
 
     def _note(self, layer: int, router: nn.Module, args: Any, logits_BNS: Tensor) -> None:
         self._logits[layer] = logits_BNS.detach()
