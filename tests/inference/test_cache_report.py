@@ -40,7 +40,7 @@ def live_bytes() -> int:
     return sum(storages.values())
 
 
-@sampled("kv_dtype", FORMATS, every=3)
+@sampled("kv_dtype", [name for name, form in FORMATS.items() if 4 % form.per_code == 0], every=3)
 @sampled("own_sets", [False, True], every=2)
 @torch.no_grad()
 def test_live_tensors_grow_by_what_is_reported(own_sets, kv_dtype):
