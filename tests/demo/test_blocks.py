@@ -69,12 +69,6 @@ def page(address):
         yield page
 
 
-def picture_bytes(page, name):
-    """Digest of the picture that is shown, as the browser has it."""
-    source = page.locator(f"#{name} img").get_attribute("src")
-    return hashlib.sha256(page.request.get(source).body()).hexdigest()
-
-
 def answer(page, place):
     return page.locator(f"#answer-{place} textarea").input_value()
 
@@ -122,8 +116,9 @@ def test_ask_and_move_the_slider(page):
     assert re.search(r"routed model\tfastv 0.25, S16K4 linear\t[\d,]+\t[\d.]+%\t15\.625%\t15\.625%", facts)
     places = ("tokens-1", "tokens-2", "groups-1")
 
-    def digests():
-        return {name: picture_bytes(page, name) for name in places}
+    def digests():  # of the pictures that are shown, as the browser has them
+        sources = {name: page.locator(f"#{name} img").get_attribute("src") for name in places}
+        return {name: hashlib.sha256(page.request.get(source).body()).hexdigest() for name, source in sources.items()}
 
     last = digests()
     slider = page.locator("#layer input[type=range]")

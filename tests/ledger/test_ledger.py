@@ -204,12 +204,6 @@ def totals(*ledgers):
     return +total
 
 
-def nominal_of(batch, family, reducer, budget):
-    for regions in batch.regions_BN:
-        counts = {region.label: int((regions == region).sum()) for region in Region if region != Region.PADDING}
-        yield nominal_ledger(family.shape, counts, budget, reducer.cut_layer(family.shape.num_layers))
-
-
 @pytest.mark.parametrize("layout", ["contiguous", "per_head"])
 @pytest.mark.parametrize("stage", ["embeds", "decoder"])
 @pytest.mark.parametrize("pad_left", [False, True])
@@ -219,7 +213,10 @@ def test_reconciles_with_the_nominal_ledger(tiny_family, stage, pad_left, layout
     routing = RoutingConfig(num_groups=16, kept_groups=4, layout=layout)
     backbone = compress(tiny_family, routing, name="fastv", keep_ratio=0.15, stage=stage)
     measured = measured_ledger(backbone.run(batch, pad_left=pad_left).plan(), batch.regions_BN, tiny_family.shape)
-    nominal = list(nominal_of(batch, tiny_family, backbone.reducer, KVBudget(0.15, 16, 4)))
+    shape, cut = tiny_family.shape, backbone.reducer.cut_layer(tiny_family.shape.num_layers)
+    labels = [region for region in Region if region != Region.PADDING]
+    counted = [{each.label: int((own == each).sum()) for each in labels} for own in batch.regions_BN]
+    nominal = [nominal_ledger(shape, counts, KVBudget(0.15, 16, 4), cut) for counts in counted]
     assert totals(measured) == totals(*nominal)
     assert measured.bytes_of() == sum(ledger.bytes_of() for ledger in nominal)
     assert measured.dense_bytes() == sum(ledger.dense_bytes() for ledger in nominal)

@@ -135,12 +135,6 @@ def test_alike_tokens_are_one_component_what_is_no_number_goes_last_and_a_read_r
     assert kept(build_reducer("prunesid", 0.8), states) == [0, 1, 2, 3, 4, 6, 7]
 
 
-def kept_by_the_paper(attentions_HNN: torch.Tensor, count: int) -> list[int]:
-    """Section 3.3 read plainly: the class token's row, the mean over heads, the best patches, in order."""
-    row = [float(value) for value in attentions_HNN.mean(0)[0].detach()][1:]
-    return sorted(sorted(range(len(row)), key=lambda place: (-row[place], place))[:count])
-
-
 @pytest.mark.parametrize(("ratio", "kept"), [(0.25, 16), (0.15625, 10), (0.001, 1)])
 def test_the_best_patches_of_the_eager_tower_stay_in_order(tiny_family, ratio, kept):
     batch = make_batch([(2, 5)])
@@ -151,7 +145,9 @@ def test_the_best_patches_of_the_eager_tower_stay_in_order(tiny_family, ratio, k
     outputs = tower(batch.pixel_values, output_hidden_states=True, output_attentions=True)
     layer = tiny_family.model.config.vision_feature_layer  # -2: what it made, and the attention of the layer that did
     for image in range(2):
-        places = kept_by_the_paper(outputs.attentions[layer][image], kept)
+        # section 3.3 read plainly: the class token's row, the mean over heads, the best patches, in order
+        row = [float(value) for value in outputs.attentions[layer][image].mean(0)[0].detach()][1:]
+        places = sorted(sorted(range(len(row)), key=lambda place: (-row[place], place))[:kept])
         assert merged.slots[image].nonzero()[:, 0].tolist() == places
         assert torch.equal(merged.tokens[image], states.tokens[image][places])
         torch.testing.assert_close(states.tokens[image], outputs.hidden_states[layer][image, 1:])

@@ -204,14 +204,6 @@ OF_CASES: dict[str, Callable[[], Any]] = {
 """Models of the cases."""
 
 
-def save_model(name: str, folder: Path) -> None:
-    if name == EMBEDDED:
-        shutil.copytree(ROOT / "checkpoints" / EMBEDDED, folder)
-        return
-    torch.manual_seed(0)
-    OF_CASES[name]().save_pretrained(folder)
-
-
 TEXT, ANSWER = 24, 40
 """Text tokens of a record before and after the question's end; a language model's query is as long as its context."""
 
@@ -236,8 +228,11 @@ class Case:
 
 def make_parts(case: Case, folder: Path) -> CompressedBackbone:
     path = folder / case.model
-    if not path.exists():
-        save_model(case.model, path)
+    if not path.exists() and case.model == EMBEDDED:
+        shutil.copytree(ROOT / "checkpoints" / EMBEDDED, path)
+    elif not path.exists():
+        torch.manual_seed(0)
+        OF_CASES[case.model]().save_pretrained(path)
     kind = json.loads((path / "config.json").read_text())["model_type"]
     config = BackboneConfig(path=str(path), dtype=case.dtype, quantization=case.quantization)
     family = FAMILIES[kind](load_weights(FAMILIES[kind], config), None)

@@ -27,14 +27,10 @@ def no_java(monkeypatch):
     monkeypatch.setattr(captions, "ptb_tokens", words)
 
 
-def metric_of(name):
+def fed(name, cases, batch=2):
     if name not in SCORED:
         pytest.skip("math-verify is not installed")
-    return build_task(name).metric()
-
-
-def fed(name, cases, batch=2):
-    metric = metric_of(name)
+    metric = build_task(name).metric()
     for start in range(0, len(cases), batch):
         predictions, references = zip(*cases[start : start + batch], strict=True)
         metric.update(list(predictions), list(references))
