@@ -572,36 +572,40 @@ void round_keys(const float *keys, const float *scales, const float *feedback, i
     for (int64_t tile = 0; tile < heads * tiles; tile++) {
         int64_t at = tile / tiles * entries + tile % tiles * LANES, left = entries - tile % tiles * LANES;
         const float *owed = feedback ? feedback + tile / tiles * width * width : 0;
-        float key[READ / 16][LANES] = {}, due[READ / 16][LANES], best[LANES], least[LANES];
+        float key[READ / 16][LANES], lost[READ / 16][LANES], best[LANES], least[LANES];
         left = left < LANES ? left : LANES;
+        memset(key, 0, width * sizeof *key);
         for (int64_t l = 0; l < left; l++)
             for (int64_t c = 0; c < width; c++)
                 key[c][l] = keys[(at + l) * width + c];
         for (int64_t choice = 0; choice < choices; choice++) {
-            float scale[LANES], lost[LANES] = {};
+            float scale[LANES], sums[LANES] = {};
             for (int64_t l = 0; l < LANES; l++)
                 scale[l] = l < left ? scales[(at + l) * choices + choice] : 1;
             for (int64_t c = 0; c < width; c++)
                 for (int64_t l = 0; l < LANES; l++) {
                     float error = whole(key[c][l] / scale[l], top) * scale[l] - key[c][l];
-                    lost[l] += error * error;
+                    sums[l] += error * error;
                 }
             for (int64_t l = 0; l < LANES; l++)
-                if (!choice || lost[l] < least[l])
-                    least[l] = lost[l], best[l] = scale[l];
+                if (!choice || sums[l] < least[l])
+                    least[l] = sums[l], best[l] = scale[l];
         }
-        memcpy(due, key, width * sizeof *key);
         for (int64_t c = 0; c < width; c++) {
-            float code[LANES], lost[LANES];
-            for (int64_t l = 0; l < LANES; l++) {
-                code[l] = whole(due[c][l] / best[l], top);
-                lost[l] = code[l] * best[l] - key[c][l];
+            wide due = *(const wide *)key[c], odd = {};
+            for (int64_t before = 0; owed && before + 1 < c; before += 2) {
+                due -= owed[c * width + before] * *(const wide *)lost[before];
+                odd -= owed[c * width + before + 1] * *(const wide *)lost[before + 1];
             }
-            for (int64_t l = 0; l < left; l++)
-                codes[(at + l) * width + c] = code[l];
-            for (int64_t later = c + 1; owed && later < width; later++)
-                for (int64_t l = 0; l < LANES; l++)
-                    due[later][l] -= owed[later * width + c] * lost[l];
+            if (owed && c % 2)
+                due -= owed[c * width + c - 1] * *(const wide *)lost[c - 1];
+            due += odd;
+            for (int64_t l = 0; l < LANES; l++) {
+                float code = whole(due[l] / best[l], top);
+                lost[c][l] = code * best[l] - key[c][l];
+                if (l < left)
+                    codes[(at + l) * width + c] = code;
+            }
         }
         memcpy(chosen + at, best, left * sizeof *best);
     }
