@@ -42,7 +42,7 @@ from subtoken_train.view.view import View
 
 ROOT = Path(__file__).resolve().parents[1]
 WINDOWED = ("streaming_llm", "snapkv", "pyramidkv", "knorm")
-OTHERS = ("h2o", "aircache", "vl_cache", "tgv_kv", "kvcompose")
+OTHERS = ("h2o", "elastic", "prefixkv", "aircache", "vl_cache", "tgv_kv", "kvcompose")
 KEEP = 0.1
 SCOUTED = 2  # the layer whose attention a scout looks at, FastV's own; the last one of a stack that has no such
 LONG = 4096  # tokens from which a pass takes a CPU core many seconds

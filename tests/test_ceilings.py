@@ -8,9 +8,9 @@ import pytest
 from tests.support.places import ROOT
 
 CEILINGS = {
-    "lines of the package": 51_516,
+    "lines of the package": 51_500,
     "files of the package": 278,
-    "lines of tests": 53_394,
+    "lines of tests": 53_391,
     "lines of benchmark programs": 5_425,
     "words of pages": 38_391,
     "tracked megabytes": 23.941,
