@@ -12,7 +12,7 @@ CEILINGS = {
     "files of the package": 278,
     "lines of tests": 53_391,
     "lines of benchmark programs": 5_425,
-    "words of pages": 38_391,
+    "words of pages": 38_390,
     "tracked megabytes": 23.941,
 }
 """What there may be at most."""
