@@ -1,5 +1,4 @@
-/* Scores and weighted sums of a token's attention over a block of packed entries and the tail, and what packs them; see
-   kernels/native.py.
+/* A token's attention over a block of packed entries and the tail, and what packs a prompt; see kernels/native.py.
 
    A block's parts and its tail are read where they lie. Of routed values the stored pieces of each (row, piece), a bag,
    lie together, entry after entry; the weights of its entries are listed once for all bags that share them. Sums are
@@ -587,9 +586,11 @@ void round_keys(const float *keys, const float *scales, const float *feedback, i
                     float error = whole(key[c][l] / scale[l], top) * scale[l] - key[c][l];
                     sums[l] += error * error;
                 }
-            for (int64_t l = 0; l < LANES; l++)
-                if (!choice || sums[l] < least[l])
+            for (int64_t l = 0; l < LANES; l++) {
+                least[l] = choice ? least[l] : INFINITY, best[l] = choice ? best[l] : scale[l];
+                if (sums[l] < least[l])
                     least[l] = sums[l], best[l] = scale[l];
+            }
         }
         for (int64_t c = 0; c < width; c++) {
             wide due = *(const wide *)key[c], odd = {};

@@ -207,7 +207,7 @@ class Rotated(Symmetric):
         due, wide, scales, top = keys.float().clone(), keys.float(), self.scales_of(keys), self.top
         tried = ((wide / scale).round().clamp(-top, top) * scale for scale in torch.split(scales.float(), 1, -1))
         lost = torch.stack([(found - wide).square().sum(-1) for found in tried], -1)
-        scale = scales.gather(-1, lost.argmin(-1, keepdim=True))
+        scale = scales.gather(-1, lost.nan_to_num(torch.inf).argmin(-1, keepdim=True))  # fp16 may lack the scale
         for i in range(0 if feedback is None else wide.shape[-1] - 1):
             assert feedback is not None
             found = (due[..., i : i + 1] / scale).round().clamp(-top, top) * scale

@@ -271,11 +271,10 @@ def received(
 def stored_keys(form: Format, keys: Tensor, feedback: Tensor | None = None) -> Payload:
     """Return ``form.store_keys``, from C where that serves; sums in another order may move a key to the next code."""
     on_cpu, lead, (entries, width) = keys.device.type == "cpu", keys.shape[:-2], keys.shape[-2:]
-    served = isinstance(form, Rotated) and on_cpu and width <= WIDEST and choose_kernel("cpu").path == "cpu"
+    served = form.rotates and on_cpu and width <= WIDEST and choose_kernel("cpu").path == "cpu"
     compiled = library() if served else None
-    if compiled is None:
+    if compiled is None or not isinstance(form, Rotated):
         return form.store_keys(keys, feedback)
-    assert isinstance(form, Rotated)
     wide, scales = keys.float().contiguous(), form.scales_of(keys).float()
     fed = None if feedback is None else feedback.expand(*lead, width, width).contiguous()
     codes, chosen = torch.empty_like(wide), torch.empty_like(scales[..., :1])

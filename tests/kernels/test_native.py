@@ -152,7 +152,7 @@ def test_caches_of_unlike_lengths_and_formats_attend_in_one_call(threads, cut, m
 def test_keys_are_rounded_as_in_torch(seed, sizes, threads, plain, fed, dtype):
     form, width = formats.FORMATS["int4_rotated"], sizes[-1]
     keys, owed = states(seed, *sizes).to(dtype), states(seed + 1, *sizes[:2], width, width).tril(-1) / width**0.5
-    given = keys, owed + torch.eye(width) if fed else None
+    given = keys if seed % 4 else 1.4e5 * keys, owed + torch.eye(width) if fed else None  # some need too large a scale
     with machine(threads, plain):
         found = native.stored_keys(form, *given)
     expected = form.store_keys(*given)
