@@ -38,7 +38,7 @@ def graphed_steps(decoder: Decoder, caches: dict[str, PackedCache], pairs: int) 
     if decoder.device.startswith("cuda"):
         for name, cache in caches.items():
             cache.prepare()
-            steps[name] = CapturedStep(backbone, cache, name, WARMUP + pairs)
+            steps[name] = CapturedStep(backbone, [cache], [(WARMUP + pairs, name)])
     turns = {name: partial(steps[name], decoder.token, cache) for name, cache in caches.items()}
     return interleaved(turns, pairs, WARMUP)
 

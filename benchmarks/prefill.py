@@ -167,20 +167,18 @@ def main() -> None:
     parser.add_argument("--kv-heads", type=int, default=HEADS, choices=[1, 2, 4, HEADS], help="key heads, of 8")
     parser.add_argument("--methods", nargs="+", help="default: all below 4,096 tokens, else the windowed")
     args = parser.parse_args()
-    results = ROOT / "benchmarks/results/speed"
     rows = []
     for length in args.lengths:
         methods = args.methods or [*WINDOWED, *(OTHERS if length < LONG else ())]
-        dtype = getattr(torch, args.dtype)
         config = llama_config(args.layers, length, vocabulary=64)
         config.num_key_value_heads = args.kv_heads
-        rows.append(measure(config, length, args.pairs, methods, args.device, dtype))
+        rows.append(measure(config, length, args.pairs, methods, args.device, getattr(torch, args.dtype)))
         for name, figures in [*rows[-1]["ratios"].items(), *rows[-1]["beside"].items()]:
             print(f"| {length:,} | {name} | {cell(figures)} |", flush=True)
     shared = "" if args.kv_heads == HEADS else f"-{args.kv_heads}kv"
-    target = results / f"prefill-{args.device.split(':')[0]}-{args.dtype}{shared}.json"
     record = {"hardware": hardware(), "dtype": args.dtype, "rows": rows}
-    write(record, target)
+    name = f"prefill-{args.device.split(':')[0]}-{args.dtype}{shared}.json"
+    write(record, ROOT / "benchmarks/results/speed" / name)
     print(times(record))
 
 

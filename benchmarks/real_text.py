@@ -462,8 +462,7 @@ def shared(methods: Iterable[list[Arm]]) -> Iterator[list[Arm]]:
         if compression.eviction is None or "second_pass" in compression.eviction.needs or not whole:
             yield some
             continue
-        together = waiting[own.seen]
-        together.append(some)
+        (together := waiting[own.seen]).append(some)
         if len(together) == SHARED:
             yield list(chain.from_iterable(together))
             together.clear()
@@ -519,16 +518,14 @@ def text_above(own: Mapping[str, Any]) -> npt.NDArray[np.float64]:
 def main() -> None:
     """Measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, help="a language model's folder")
+    parser.add_argument("--model", type=Path, required=True, help="a language model's folder")
     parser.add_argument("--dtype", default="float32", help="what the weights are read to and the cache is held in")
     parser.add_argument("--device", default="cpu", help="where it runs")
-    parser.add_argument("--source", type=Path, help="folder with WikiText's test.txt")
+    parser.add_argument("--source", type=Path, required=True, help="folder with WikiText's test.txt")
     parser.add_argument("--arms", nargs="+", choices=list(arms()), default=list(arms()))
     parser.add_argument("--contexts", type=int, default=CONTEXTS)
     parser.add_argument("--first", type=int, help="of these contexts, ask the first N alone; tables say n")
     args = parser.parse_args()
-    if args.model is None or args.source is None:
-        parser.error("--model DIR --source DIR")
     run(args.model, args.dtype, args.source, args.arms, args.contexts, args.device, args.first)
 
 

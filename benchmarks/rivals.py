@@ -42,7 +42,7 @@ def chats() -> Iterator[str]:
 
 
 def mixture(wikitext: str, model: str) -> Iterator[str]:
-    """Yield blocks of 478 tokens, two of WikiText, two of prose; every second one ends with a part of its start."""
+    """Yield blocks of 478 tokens, two of WikiText, two of prose; every second one ends with parts of its start."""
     tokenizer, drawn, made = AutoTokenizer.from_pretrained(model), random.Random(0), 0
     lines = ({"text": line} for line in Path(wikitext, "valid.txt").read_text(encoding="utf-8").splitlines(True))
     articles = iterate_documents(lines, CorpusSource(name="valid.txt", documents="wikitext"))
@@ -52,7 +52,12 @@ def mixture(wikitext: str, model: str) -> Iterator[str]:
     while made < 600:
         (own,) = drawn.choices(kinds[made // 2 % 2], [*map(len, kinds[made // 2 % 2])])
         own = own[drawn.randrange(len(own) - 478) :]
-        if made % 2:
+        if made % 8 == 7:
+            own = own[:318]
+            while len(own) < 478:
+                cue = tokenizer.decode(own[(at := drawn.randrange(260)) : at + 10]).strip()
+                own += [*encoded(f'\n\nRepeat what follows "{cue}":'), *own[at + 10 : at + 40]]
+        elif made % 2:
             own = [*own[:318], *encoded("\n\n"), *own[drawn.randrange(190) :]]
         text = tokenizer.decode(own[:478])
         if len(encoded(text)) == 478:

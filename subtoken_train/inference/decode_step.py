@@ -11,14 +11,15 @@ vocabulary.
 
 import warnings
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable, Sequence
+from contextlib import ExitStack
 from itertools import chain
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
-from subtoken_train.cache.cache import RESERVED, PackedCache
+from subtoken_train.cache.cache import RESERVED, JoinedCache, PackedCache
 from subtoken_train.cache.key_basis import KeyBasis
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.attention import use_packed_attention
@@ -26,24 +27,33 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.families.family import Family
 from subtoken_train.families.positions import position_bound, rotary_kind, warn_beyond
-from subtoken_train.kernels.row_table import FusedState, Workspace
+from subtoken_train.kernels.row_table import FusedState, RowTable, Workspace
 
 FEW = 8  # fewer tokens of an answer are not worth a graph, whose making costs three steps
 KEPT = 4  # graphs of a model that are kept, each with the room of its tails
 DEVICES = ("cuda",)
 SLOWLY = "step by step, because "
+Key = tuple[int, Hashable]
+"""Holds the room of a cache's tails, and all else that its captured steps depend on."""
 _graphs: weakref.WeakKeyDictionary[nn.Module, list["CapturedStep"]] = weakref.WeakKeyDictionary()
 
 
-def run_step(backbone: CompressedBackbone, token_ids_Bq: Tensor, cache: PackedCache) -> Tensor:
-    """Run the layers on tokens that are appended, [B, q, D]; of a cache of one shape the host reads nothing."""
-    assert cache.next_position is not None
+def run_step(backbone: CompressedBackbone, token_ids_Bq: Tensor, *caches: PackedCache) -> Tensor:
+    """Run the layers on tokens that are appended to a cache, or one to each of several of one row; [B, q, D].
+
+    Of caches of one shape the host reads nothing.
+    """
+    family, new = backbone.family, token_ids_Bq.shape[1]
+    first = torch.cat([cache.next_position for cache in caches], -2)  # type: ignore[misc]
     # padding stands at 0, as in a prompt: models may divide or take logarithms of positions
-    positions = (cache.next_position + torch.arange(token_ids_Bq.shape[1], device=token_ids_Bq.device)).clamp(min=0)
-    if cache.shape is not None:
-        cache.shape.written.add_(token_ids_Bq.shape[1])
-    hidden = backbone.family.decode(backbone.family.token_states(token_ids_Bq), positions, cache)
-    cache.advance(token_ids_Bq.shape[1])
+    positions = (first + torch.arange(new, device=token_ids_Bq.device)).clamp(min=0)
+    for cache in caches:
+        if cache.shape is not None:
+            cache.shape.written.add_(new)
+    read = caches[0] if len(caches) == 1 else JoinedCache(caches)
+    hidden = family.decode(family.token_states(token_ids_Bq), positions, read)
+    for cache in caches:
+        cache.advance(new)
     return hidden
 
 
@@ -97,8 +107,7 @@ class OneShape:
 
     def take(self, cache: PackedCache) -> None:
         """Let a cache of this shape move in; one that is still here moves out."""
-        before = None if self.holds is None else self.holds()
-        if before is not None and before.shape is self:
+        if (before := self.tenant) is not None:
             before.free_shape()
         assert cache.next_position is not None
         self.written.fill_(cache.layers[0].tail_length)
@@ -108,6 +117,25 @@ class OneShape:
         for held, layer in zip(self.layers, cache.layers, strict=True):
             held.take(layer)
             layer.written = self.written
+
+    @property
+    def tenant(self) -> PackedCache | None:
+        """The cache that is here."""
+        cache = None if self.holds is None else self.holds()
+        return cache if cache is not None and cache.shape is self else None
+
+    @property
+    def tables(self) -> list[RowTable | None]:
+        """What says where the entries are that are read; None: steps read those of one cache, where they are."""
+        return [held.fused.table for held in self.layers]
+
+    def rest(self) -> None:
+        """Let the cache move out, if one is here; a step then reads no entries."""
+        if (tenant := self.tenant) is not None:
+            tenant.free_shape()
+        for table in self.tables:
+            assert table is not None
+            table.rest()
 
     def _forget(self, _: object) -> None:
         for held in self.layers:  # a cache that is gone keeps no entries
@@ -155,38 +183,81 @@ class _LayerShape:
 
 
 class CapturedStep:
-    """A step of one token of every sample, captured for all caches of a shape; ``shape`` holds what it reads."""
+    """A step of one token of every row, captured for all caches of its ``keys``, in whose ``shapes`` they are.
 
-    def __init__(self, backbone: CompressedBackbone, cache: PackedCache, key: Hashable, room: int) -> None:
-        self.key, self.shape = key, OneShape(cache, room)
-        self.ids_B1 = torch.zeros(self.shape.position.shape[-2], 1, dtype=torch.long, device=self.shape.written.device)
-        self.shape.take(cache)
-        counters = self.shape.position, self.shape.written
+    Several caches, of one row each, share a step; the place of one that left is idle, until another takes it.
+    """
+
+    def __init__(self, backbone: CompressedBackbone, caches: Sequence[PackedCache], keys: Sequence[Key]) -> None:
+        self.keys, rooms = list(keys), [room for room, _ in keys]
+        self.shapes = list(map(OneShape, caches, rooms))
+        counters = [each for shape in self.shapes for each in (shape.position, shape.written)]
+        rows = sum(shape.position.shape[-2] for shape in self.shapes)
+        self.ids_B1 = torch.zeros(rows, 1, dtype=torch.long, device=counters[0].device)
+        self._order: list[int] = []
+        for shape, cache in zip(self.shapes, caches, strict=True):
+            shape.take(cache)
+            cache.choose_pages(True)
         before = [counter.clone() for counter in counters]
 
         def step() -> Tensor:
-            return next_logits(backbone, run_step(backbone, self.ids_B1, cache))
+            return next_logits(backbone, run_step(backbone, self.ids_B1, *caches))
 
         def again() -> None:
             for counter, value in zip(counters, before, strict=True):
                 counter.copy_(value)
 
-        cache.choose_pages(True)
         try:
-            with cache.appending():
+            with ExitStack() as appending:
+                for cache in caches:
+                    appending.enter_context(cache.appending())
                 self.replay = capture(step, again, self.ids_B1.device)
         except BaseException:
             again()
             raise
 
+    def holds(self, cache: PackedCache) -> bool:
+        """Return whether a cache is here, with room for a token."""
+        return cache.shape in self.shapes and cache.layers[0].tail_length < cache.shape.room
+
+    def seat(self, caches: Collection[PackedCache], keys: Callable[[PackedCache], Key | None]) -> bool:
+        """Let those that are not here move in; False, and nobody moves, where there is no place for each."""
+        here = [cache for cache in caches if self.holds(cache)]
+        free = [place for place, shape in enumerate(self.shapes) if shape.tenant not in here]
+        moves = list[tuple[OneShape, PackedCache]]()
+        for cache in (cache for cache in caches if cache not in here):
+            place = next((place for place in free if self.keys[place] == keys(cache)), None)
+            if place is None:
+                return False
+            free.remove(place)
+            moves.append((self.shapes[place], cache))
+        if any(None in self.shapes[place].tables for place in free):
+            return False
+        for shape, cache in moves:
+            cache.free_shape()
+            shape.take(cache)
+            self._order = []
+        return True
+
     @torch.no_grad()
-    def __call__(self, ids_B1: Tensor, cache: PackedCache) -> Tensor:
-        """Append a token of every sample, [B, 1]; logits of the next one, [B, V], until the next call."""
-        self.ids_B1.copy_(ids_B1)
+    def __call__(self, ids_B1: Tensor, *caches: PackedCache) -> Tensor:
+        """Append a token of every row of the caches that are here, [B, 1]; logits of the next one, [B, V]."""
+        order = [self.shapes.index(cache.shape) for cache in caches]
+        if order != self._order:
+            self._order, self._places = order, torch.tensor(order, device=ids_B1.device)
+            self._idle = [shape for place, shape in enumerate(self.shapes) if place not in order]
+            for shape in self._idle:
+                shape.rest()
+        for counter in (each for shape in self._idle for each in (shape.written, shape.position)):
+            counter.zero_()
+        if len(self.shapes) == 1:
+            self.ids_B1.copy_(ids_B1)
+        else:
+            self.ids_B1.index_copy_(0, self._places, ids_B1)
         logits_BV = self.replay()
-        for layer in cache.layers:
+        for layer in (layer for cache in caches for layer in cache.layers):
             layer.tail_length += 1
-        return logits_BV
+        return logits_BV if len(self.shapes) == 1 else logits_BV[self._places]
 
 
 @torch.no_grad()
@@ -217,41 +288,60 @@ def capture(step: Callable[[], Tensor], again: Callable[[], None], device: torch
     return replay
 
 
-def captured_step(backbone: CompressedBackbone, cache: PackedCache) -> CapturedStep | None:
-    """Return the step of a cache of which tokens are ``expected``, ready to run; None: it runs as it is called."""
+def captured_step(backbone: CompressedBackbone, *caches: PackedCache, makes: bool = True) -> CapturedStep | None:
+    """Return the step of caches of which tokens are ``expected``, ready to run; None: it runs as it is called.
+
+    Several are of one row each. Not ``makes``: nothing is captured; they go into a step that has places for all.
+    """
     family = backbone.family
-    if cache.expected < FEW or family.device.type not in DEVICES or cache.way.startswith(SLOWLY):
+    short = len(caches) == 1 and caches[0].expected < FEW
+    if short or family.device.type not in DEVICES or any(cache.way.startswith(SLOWLY) for cache in caches):
         return None
-    kept, length = _graphs.setdefault(family.model, []), cache.layers[0].tail_length
-    warn_of_positions(backbone, cache, 1)
-    for step in kept:
-        if cache.shape is step.shape and length < step.shape.room:
-            return step
+    kept, known = _graphs.setdefault(family.model, []), dict[PackedCache, Key | None]()
+    for cache in caches:
+        warn_of_positions(backbone, cache, 1)
+
+    def key(cache: PackedCache) -> Key | None:
+        if cache not in known:
+            known[cache] = _key(backbone, cache)
+        return known[cache]
+
+    kept.sort(key=lambda step: -sum(map(step.holds, caches)))  # else the last used first
+    most = 2 * len(caches) if makes else 1 << 20
+    fitting = (step for step in kept if len(caches) <= len(step.shapes) <= most)
+    found = next((step for step in fitting if step.seat(caches, key)), None)
+    if found is None and makes:
+        keys = [each for each in map(key, caches) if each is not None]
+        del kept[KEPT - 1 :]
+        if len(keys) == len(caches) and (found := _captured(backbone, caches, keys)) is not None:
+            kept.insert(0, found)
+    for cache in caches if found is not None else ():
+        cache.way = "captured in a graph"
+    return found
+
+
+def _key(backbone: CompressedBackbone, cache: PackedCache) -> Key | None:
     cache.free_shape()
     if (reason := uncaptured(backbone, cache)) is not None:
         cache.way = f"{SLOWLY}{reason}"
         return None
-    use_packed_attention(family.decoder.config)
+    use_packed_attention(backbone.family.decoder.config)
+    length = cache.layers[0].tail_length
     room = max(64, 1 << (max(length + 1, min(length + cache.expected, RESERVED)) - 1).bit_length())
-    key = step_shape(cache, room), _weights(family)
-    found = next((step for step in kept if step.key == key), None)
-    if found is None:
-        del kept[KEPT - 1 :]
-        try:
-            found = CapturedStep(backbone, cache, key, room)
-        except RuntimeError as error:
+    return room, (step_shape(cache, room), _weights(backbone.family))
+
+
+def _captured(backbone: CompressedBackbone, caches: Sequence[PackedCache], keys: Sequence[Key]) -> CapturedStep | None:
+    try:
+        return CapturedStep(backbone, caches, keys)
+    except RuntimeError as error:
+        short = isinstance(error, torch.OutOfMemoryError)
+        why = "memory does not suffice for a graph" if short else f"a step cannot be captured: {error}"
+        for cache in caches:
             cache.free_shape()
-            short = isinstance(error, torch.OutOfMemoryError)
-            why = "memory does not suffice for a graph" if short else f"a step cannot be captured: {error}"
             cache.way = f"{SLOWLY}{why.splitlines()[0]}"
-            warnings.warn(f"the answer is decoded {cache.way}", SubTokenWarning, stacklevel=1)
-            return None
-    else:
-        found.shape.take(cache)
-        kept.remove(found)
-    kept.insert(0, found)
-    cache.way = "captured in a graph"
-    return found
+        warnings.warn(f"the answer is decoded {caches[0].way}", SubTokenWarning, stacklevel=1)
+        return None
 
 
 def uncaptured(backbone: CompressedBackbone, cache: PackedCache) -> str | None:

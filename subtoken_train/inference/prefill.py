@@ -17,7 +17,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from subtoken_train.cache.cache import JoinedCache, PackedCache
+from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cache.pack import PageReading, with_pages
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
@@ -273,15 +273,19 @@ def decode(backbone: CompressedBackbone, token_ids_Bq: Tensor, cache: PackedCach
 
 
 @torch.no_grad()
-def decode_joined(backbone: CompressedBackbone, token_ids_B1: Tensor, caches: Sequence[PackedCache]) -> Tensor:
-    """Append a token to each of several caches of one row in one pass; the next logits, [B, V].
+def decode_joined(
+    backbone: CompressedBackbone, token_ids_B1: Tensor, caches: Sequence[PackedCache], captures: bool = False
+) -> Tensor:
+    """Append a token to each of several caches of one row in one pass; the next logits, [B, V], until the next token.
 
     Their lengths, formats and settings may differ; none may evict while decoding, nor have angles that depend on the
-    length: those go alone, through ``decode``. Where the pass fails, no cache has grown.
+    length: those go alone, through ``decode``. Where the pass fails, no cache has grown. ``captures``: on a GPU these
+    caches may be worth a graph; else only one that is there takes them.
     """
-    family, lengths = backbone.family, [cache.layers[0].tail_length for cache in caches]
-    use_packed_attention(family.decoder.config)
-    positions = torch.cat([cache.next_position for cache in caches], -2)  # type: ignore[misc]
+    if (step := captured_step(backbone, *caches, makes=captures)) is not None:
+        return step(token_ids_B1, *caches)
+    lengths = [cache.layers[0].tail_length for cache in caches]
+    use_packed_attention(backbone.family.decoder.config)
     with ExitStack() as open_caches:
         for cache in caches:
             assert cache.evictor is None
@@ -289,16 +293,12 @@ def decode_joined(backbone: CompressedBackbone, token_ids_B1: Tensor, caches: Se
             cache.choose_pages(True)
             open_caches.enter_context(cache.appending())
         try:
-            hidden = family.decode(family.token_states(token_ids_B1), positions, JoinedCache(caches))
-            logits_BV = next_logits(backbone, hidden)
+            return next_logits(backbone, run_step(backbone, token_ids_B1, *caches))
         except BaseException:
             for cache, length in zip(caches, lengths, strict=True):
                 for layer in cache.layers:
                     layer.shorten(layer.tail_length - length)
             raise
-    for cache in caches:
-        cache.advance(1)
-    return logits_BV
 
 
 def reader_of_question(backbone: CompressedBackbone, compression: Compression) -> str | None:

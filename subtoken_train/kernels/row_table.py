@@ -114,6 +114,11 @@ class RowTable:
         for held, new in ((self.rows, own.rows), (self.items, own.items), (self.owners, own.owners)):
             held.copy_(new)
 
+    def rest(self) -> None:
+        """Say, in a ``padded`` table, that nothing is read."""
+        self.items.copy_(torch.tensor([len(self.rows) - 1, 0, 0, self.slots - 1]))
+        self.owners.zero_()
+
 
 def _rounded_up(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()

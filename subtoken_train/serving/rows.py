@@ -19,6 +19,7 @@ from subtoken_train.errors import no_numbers
 from subtoken_train.inference.answer_stream import AnswerStream
 from subtoken_train.inference.batched import end_ids
 from subtoken_train.inference.cache_report import held_bytes
+from subtoken_train.inference.decode_step import FEW
 from subtoken_train.inference.prefill import decode, decode_joined
 from subtoken_train.serving.line import Answer, Job
 
@@ -114,10 +115,12 @@ class RunningRows:
     def __init__(self, backbone: CompressedBackbone, ended: Callable[[Row, BaseException | None], None]) -> None:
         self._backbone, self._ended, self._ends = backbone, ended, end_ids(backbone.family)
         self.rows: list[Row] = []
+        self._steps = 0  # since a row came or left
 
     def join(self, row: Row, logits_1V: Tensor) -> None:
         """Let a row in whose prompt is in its cache, and say its first token."""
         self.rows.append(row)
+        self._steps = 0
         self._say([row], logits_1V)
 
     def step(self) -> None:
@@ -137,7 +140,11 @@ class RunningRows:
         ids_B1 = torch.tensor([row.stream.token_ids[-1:] for row in rows], device=bone.family.device)
         try:
             caches = [row.cache for row in rows]
-            logits_BV = decode_joined(bone, ids_B1, caches) if shared else decode(bone, ids_B1, caches[0])
+            if shared:
+                self._steps += 1
+                logits_BV = decode_joined(bone, ids_B1, caches, captures=self._steps > FEW)
+            else:
+                logits_BV = decode(bone, ids_B1, caches[0])
         except BaseException as error:
             if not shared:
                 self._leave(rows[0], error)
@@ -161,4 +168,5 @@ class RunningRows:
 
     def _leave(self, row: Row, error: BaseException | None) -> None:
         self.rows.remove(row)
+        self._steps = 0
         self._ended(row, error)

@@ -23,7 +23,7 @@ from subtoken_train.inference import decode_step
 from subtoken_train.inference.batched import score_batch
 from subtoken_train.inference.cache_report import account, report
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.prefill import append, decode, open_prompts
+from subtoken_train.inference.prefill import append, decode, decode_joined, open_prompts
 from subtoken_train.kernels import native
 from subtoken_train.routing import RoutingConfig
 from tests.support.generation_cells import CELLS, SERVED_CALLS, StepCell, inputs_of, model_of, settings_of
@@ -45,6 +45,8 @@ SHORT = {
 """Models of one layer, which compile in seconds."""
 CAPTURED = [cell for cell in pairwise(FACTORS, allowed) if cell["family"] != "internvl"]  # whose positions are dynamic
 DRAWN = random.Random(0).sample(CAPTURED, 300)
+ROWS = [cell | {"batch": "one"} for cell in CAPTURED if cell["family"] == "llama" and cell["precision"] != "bf16"]
+SHARING = [random.Random(seed).sample(ROWS, 3) for seed in range(30)]
 CELL = PLAIN_CELL | {"family": "qwen2_window", "batch": "three_left"}
 
 
@@ -88,6 +90,28 @@ def test_a_captured_step_of_a_drawn_cache_is_a_plain_step(cell, captures):
     assert len(captures) == 1
 
 
+@sampled("cells", SHARING, every=5, ids=lambda cells: "+".join(cell["precision"] for cell in cells))
+def test_rows_of_drawn_caches_are_captured_together(cells, captures):
+    share(cells)
+    assert len(captures) == 1 + len(cells)
+
+
+@torch.no_grad()
+def share(cells, device="cpu"):
+    """Caches of one row, of unlike settings and formats, in one step; then each goes on alone."""
+    made = [[StepCell(cell, device=device).filled() for cell in cells] for _ in range(2)]
+    (bone, *_), *_ = filled = made[0]
+    plain, caught = ([cache for _, cache, _ in each] for each in made)
+    for cache in caught:
+        cache.reserve(20)
+    first_B1 = torch.cat([token_11 for *_, token_11 in filled])
+    for ids_B1 in (first_B1, first_B1 + 1):
+        wanted = torch.cat([decode(bone, own, cache) for own, cache in zip(ids_B1.split(1), plain, strict=True)])
+        assert (decode_joined(bone, ids_B1, caught, captures=True) - wanted).abs().max() <= 1e-4
+    for one, other in zip(plain, caught, strict=True):
+        assert (decode(bone, ids_B1[:1], one) - decode(bone, ids_B1[:1], other)).abs().max() <= 1e-4
+
+
 @sampled("name", SERVED, every=4)
 def test_an_answer_outgrows_its_room(name, captures):
     compare(CELLS[name], SLACK + 3, bound_of(CELLS[name]), expected=decode_step.FEW)
@@ -105,10 +129,10 @@ def test_a_compiled_step_is_one_graph_for_all_tokens(name, backend, captures, mo
         return torch._dynamo.lookup_backend(backend)(graph, inputs)
 
     def compiled(step, again, device):
-        run, cache = torch.compile(step, fullgraph=True, backend=counting), getclosurevars(step).nonlocals["cache"]
+        run, caches = torch.compile(step, fullgraph=True, backend=counting), getclosurevars(step).nonlocals["caches"]
         run()
         again()
-        return lambda: (cache.let_append(True), run())[1]
+        return lambda: (caches[0].let_append(True), run())[1]
 
     monkeypatch.setattr(decode_step, "capture", compiled)
     for module in SHORT[name].filled()[0].model.modules():  # transformers' hooks of other tests are not compiled
@@ -195,6 +219,13 @@ def test_a_caller_that_leaves_leaves_a_good_graph(captures):
 @pytest.mark.parametrize("name", SERVED)
 def test_a_step_captured_on_a_gpu_is_a_plain_step(name):
     compare(replace(CELLS[name], device="cuda"), SLACK + 20, 0.05 if name == "bf16" else 1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("cells", SHARING[:9])
+def test_rows_are_captured_together_on_a_gpu(cells):
+    share(cells, "cuda")
 
 
 def test_what_left_the_window_is_not_stored_and_positions_are_counted():

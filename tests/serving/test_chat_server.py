@@ -9,12 +9,14 @@ import time
 import zlib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from inspect import getclosurevars
 from pathlib import Path
 
 import openai
 import pytest
 from PIL import Image
 
+from subtoken_train.inference import decode_step
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.serving.chat_request import Limits
@@ -340,6 +342,22 @@ def test_least_recently_asked_contexts_go():
     with serving_model(spec, budget=size // 2) as served:
         assert said(served.ask(about(TEXT, "Why?"))) is not None
         assert served.health()["contexts"] == {"held": 0, "bytes": 0, "compressed": 1, "found": 0}
+
+
+def test_answers_that_last_together_are_captured_together(llama, monkeypatch):
+    """Each goes on alone once the other has ended, and says what it says alone; a capture here calls the step."""
+
+    def called(step, *_):
+        caches = getclosurevars(step).nonlocals["caches"]
+        return lambda: ([cache.let_append(True) for cache in caches], step())[1]
+
+    monkeypatch.setattr(decode_step, "DEVICES", ("cpu",))
+    monkeypatch.setattr(decode_step, "capture", called)
+    asked = [(about(TEXT[:400], "\n\nWhy?"), 40), (about(TEXT[:90], "\n\nWhy?"), 60)]
+    with ThreadPoolExecutor(2) as askers:
+        ways = [several(lambda own: said(llama.ask(own[0], max_tokens=own[1])), asked) for several in (map, askers.map)]
+        assert [*ways[0]] == [*ways[1]]
+    assert any(len(step.shapes) == 2 for steps in decode_step._graphs.values() for step in steps)
 
 
 @pytest.mark.slow

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from subtoken_train.inference import decode_step
-from subtoken_train.inference.prefill import decode
+from subtoken_train.inference.prefill import decode, decode_joined
 from subtoken_train.kernels import triton_attention
-from tests.support.generation_cells import CELLS
+from tests.support.generation_cells import CELLS, ROUTED, StepCell
 from tests.support.tape import on_tape
 
 
@@ -49,6 +49,31 @@ def test_prompts_take_over_a_graph(name, captures):
         got = decode(backbone, token_B1[orders[turn]], caught)
         assert (got - decode(backbone, token_B1[orders[turn]], plain)).abs().max() < 1e-4
     assert len(captures) == 1
+
+
+@torch.no_grad()
+def test_rows_share_a_graph_and_one_that_comes_takes_the_place_of_one_that_left(captures, monkeypatch):
+    """Formats and positions differ; who left goes on alone, and an idle place disturbs nobody."""
+    kinds = [StepCell({**ROUTED, "batch": "one", "precision": form}, layers=1) for form in ("int4", "fp32", "int4")]
+    rows = [[kind.filled() for _ in range(2)] for kind in kinds]
+    backbone = rows[0][0][0]
+    for _, cache, _ in (pair[0] for pair in rows):
+        cache.reserve(20)
+    for chosen, made in (((0, 1), 1), ((1,), 1), ((1, 2), 1), ((2, 0, 1), 2), ((2,), 2)):
+        tokens_B1 = torch.cat([rows[n][0][2] + len(chosen) for n in chosen])
+        got = decode_joined(backbone, tokens_B1, [rows[n][0][1] for n in chosen], captures=True)
+        monkeypatch.setenv("SUBTOKEN_KERNEL", "cpu")
+        alone = zip(chosen, tokens_B1.split(1), strict=True)
+        wanted = torch.cat([decode(backbone, own, rows[n][1][1]) for n, own in alone])
+        monkeypatch.setenv("SUBTOKEN_KERNEL", "triton")
+        assert (got - wanted).abs().max() < 1e-4
+        assert len(captures) == made
+    monkeypatch.setenv("SUBTOKEN_KERNEL", "cpu")
+    for (_, cache, token_11), (_, plain, _) in rows:
+        assert torch.equal(cache.next_position, plain.next_position)
+        cache.expected = 0
+        cache.free_shape()
+        assert (decode(backbone, token_11, cache) - decode(backbone, token_11, plain)).abs().max() < 1e-4
 
 
 @torch.no_grad()
