@@ -76,7 +76,11 @@ def calibration_prompts(
         parts = in_batches(task.samples()[:samples], batch_size)
         batches = (model_inputs(part, family, "text", None)[0] for part in parts)
     elif any_text:
-        batches = _stretches(family, file, samples, batch_size, context_length)
+        refuse((not Path(file).is_file(), f"data {file!r} is neither {RECALL!r} nor a file; check the path"))
+        source = CorpusSource(file)
+        blocks = islice(read_blocks(load_rows(source), source, family.tokenizer, context_length), samples)
+        texts = [EncodedText((*ids, ids[-1]), context_length) for ids in blocks]  # its last token once more
+        batches = (text_batch(family, part) for part in in_batches(texts, batch_size))
     else:
         others = "leave it out" if answers else "leave it out, or name a .jsonl file of prompts"
         raise ValueError(f"data {file!r}: {family.name} is calibrated on {RECALL!r}; {others}")
@@ -84,15 +88,6 @@ def calibration_prompts(
     if file is None:
         return PromptSource(RECALL, moved)
     return PromptSource(Path(file).name, moved, hashlib.sha256(Path(file).read_bytes()).hexdigest())
-
-
-def _stretches(family: Family, path: str, samples: int, batch_size: int, length: int) -> Iterator[Batch]:
-    """The first stretches of a text file, each a context with its last token once more after it."""
-    refuse((not Path(path).is_file(), f"data {path!r} is neither {RECALL!r} nor a file; check the path"))
-    source = CorpusSource(path)
-    blocks = islice(read_blocks(load_rows(source), source, family.tokenizer, length), samples)
-    texts = [EncodedText((*ids, ids[-1]), length) for ids in blocks]
-    return (text_batch(family, texts[start : start + batch_size]) for start in range(0, len(texts), batch_size))
 
 
 def record_prompts(

@@ -9,7 +9,7 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -51,8 +51,7 @@ def files_of_set(path: Path) -> list[Path]:
             return files_of_set(files[0])
         splits = ", ".join(sorted(map(str, path.glob("*/"))) if (path / "dataset_dict.json").is_file() else ())
         raise ValueError(f"{path} is a folder of several files; name one{f' of its splits: {splits}' * bool(splits)}")
-    found = _SHARD.search(path.name)
-    if found is None:
+    if (found := _SHARD.search(path.name)) is None:
         return [path]
     files = [path.with_name(_SHARD.sub(f"-{part:05d}-of-{found[2]}", path.name)) for part in range(int(found[2]))]
     if missing := [file.name for file in files if not file.is_file()]:
@@ -141,7 +140,12 @@ def _columnar_rows(path: Path) -> Iterator[dict[str, Any]]:
 
     check_regular(path)
     try:
-        schema, batches = _batches(path)
+        if file_kind(path) == ".parquet":
+            table = pq.ParquetFile(path, memory_map=True)
+            schema, batches = table.schema_arrow, table.iter_batches(batch_size=1000)
+        else:
+            batches = pa.ipc.open_stream(pa.memory_map(str(path)))
+            schema = batches.schema
         features = Features.from_arrow_schema(schema).items()
         labels = {name: feature for name, feature in features if isinstance(feature, ClassLabel)}
         for row in chain.from_iterable(batch.to_pylist() for batch in batches):
@@ -151,14 +155,6 @@ def _columnar_rows(path: Path) -> Iterator[dict[str, Any]]:
             yield made
     except (pa.ArrowException, OSError, TypeError, KeyError) as error:
         raise ValueError(f"{path} cannot be read ({' '.join(str(error).split())[:160]}); fetch it again") from None
-
-
-def _batches(path: Path) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
-    if file_kind(path) == ".parquet":
-        table = pq.ParquetFile(path, memory_map=True)
-        return table.schema_arrow, table.iter_batches(batch_size=1000)
-    stream = pa.ipc.open_stream(pa.memory_map(str(path)))
-    return stream.schema, stream
 
 
 def _plain_value(value: Any, path: Path, column: str) -> Any:

@@ -89,7 +89,10 @@ def build_eviction(notation: str, **options: Any) -> "Eviction":
         owner, setting = _owner(notation, names, option)
         if setting in given[owner]:
             raise ValueError(f"setting {setting!r} of {owner} is given twice; {owner}.{setting} is the same")
-        _check_value(f"{owner} {setting}", hint_of(_kind(owner), setting), value)
+        hint, place = hint_of(_kind(owner), setting), f"{owner} {setting}"
+        if {hint, *(get_args(hint) if isinstance(hint, UnionType) else ())} & {bool, int, float}:
+            checked(hint, value, place)  # the method checks texts and tables itself
+            check_range(place, value, -LARGEST, math.inf if type(value) is float else LARGEST)
         given[owner][setting] = value
     built = EVICTIONS[names[-1]](**given[names[-1]])
     for name in reversed(names[:-1]):
@@ -126,13 +129,6 @@ def _kind(name: str) -> Any:
 
 def _fields(name: str) -> dict[str, dataclasses.Field[Any]]:
     return {field.name: field for field in dataclasses.fields(_kind(name)) if field.name != "base"}
-
-
-def _check_value(place: str, hint: Any, value: Any) -> None:
-    """Raise a worded ``ValueError`` unless a switch or a number is one; texts and tables the method checks itself."""
-    if {hint, *(get_args(hint) if isinstance(hint, UnionType) else ())} & {bool, int, float}:
-        checked(hint, value, place)
-        check_range(place, value, -LARGEST, math.inf if type(value) is float else LARGEST)
 
 
 def _owner(notation: str, names: tuple[str, ...], option: str) -> tuple[str, str]:

@@ -36,7 +36,11 @@ def rgb_pixels(image: Image.Image) -> Image.Image:
     if 0 in image.size:
         raise PixelError("it has no pixels")
     image.load()
-    shown, told = _flat(_eight_bits(image)), Image.Exif()
+    shown, told = _eight_bits(image), Image.Exif()
+    if shown.has_transparency_data:
+        shown = (shown.convert("LA") if shown.mode == "La" else shown).convert("RGBA")
+        shown = Image.alpha_composite(Image.new("RGBA", shown.size, "white"), shown)
+    shown = shown.convert("RGB")
     told[ExifTags.Base.Orientation] = _orientation(image)
     shown.info = {"exif": told.tobytes()}  # nothing else, whose damage would be in the way
     ImageOps.exif_transpose(shown, in_place=True)
@@ -53,13 +57,6 @@ def _orientation(image: Image.Image) -> int:
         except Exception:  # its readers trip over damage in many ways
             return 1
     return next((side for side in range(1, 9) if side == told), 1)
-
-
-def _flat(image: Image.Image) -> Image.Image:
-    if not image.has_transparency_data:
-        return image.convert("RGB")
-    seen = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen).convert("RGB")
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
@@ -89,8 +86,7 @@ class Video:
     def __init__(self, frames: Sequence[Image.Image], fps: float = 1.0) -> None:
         if not isinstance(fps, int | float) or isinstance(fps, bool) or not 0 < fps < math.inf:
             raise ValueError(f"fps={fps!r} of a video must be a number of frames a second above 0")
-        shown = tuple(to_rgb(frame, f"frame {i + 1} of a video") for i, frame in enumerate(frames))
-        if not shown:
+        if not (shown := tuple(to_rgb(frame, f"frame {i + 1} of a video") for i, frame in enumerate(frames))):
             raise ValueError("a video has no frames; give at least one")
         if len(sizes := dict.fromkeys(frame.size for frame in shown)) > 1:
             words = " and ".join(f"{width} x {height}" for width, height in list(sizes)[:2])

@@ -24,7 +24,7 @@ from subtoken_train.functional.gather import each_tensor, last_marked, take_rows
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import Prefill, who_drops
 from subtoken_train.kernels.formats import MODEL
-from subtoken_train.ledger.kv_budget import KVShape, mean_deviation
+from subtoken_train.ledger.kv_budget import mean_deviation
 from subtoken_train.ledger.ledger import Ledger
 from subtoken_train.ledger.measure import emptied_regions, emptied_words, measured_ledger
 from subtoken_train.settings import KVDtype
@@ -134,12 +134,17 @@ def report(
     samples, whole = in_region_PN.sum(-1).tolist(), int(in_region_PN.sum()) * heads * len(plan.layers)
     evicted = own.layers if compression.eviction is not None else []
     kept = sum(int(_region_counts(layer, in_region_PN, heads)[1].sum()) for layer in evicted)
+    shares: list[float] = []
+    for place in range(len(regions_PN) if compression.threshold is not None else 0):
+        one = slice(place, place + 1)
+        ledger = measured_ledger(each_tensor(own, itemgetter(one)), regions_PN[one], shape)
+        shares += [] if (region := _compressed_region(ledger)) is None else [ledger.fraction(region)]
     return CacheReport(
         ledger=measured_ledger(own, regions_PN, shape),
         nominal_fraction=backbone.promised_fraction(samples, compression.key_channels, compression.key_axes),
         dense_bytes=(int(tokens_B.sum()) + generated * len(origin_B)) * shape.token_bytes,
         plan_bytes=_bytes(prompts) + sum(_bytes(layer) + _bytes(layer.cut_keys) for layer in plan.layers),
-        shares=[] if compression.threshold is None else _shares(own, regions_PN, shape),
+        shares=shares,
         kept_entries=None if compression.eviction is None else (kept / whole if whole else 1.0),
         kv_dtype=compression.kv_dtype,
         dtype=str(backbone.family.model.dtype).removeprefix("torch."),
@@ -173,15 +178,6 @@ def warn_of_emptied(backbone: CompressedBackbone, compression: Compression, prom
 
 def _compressed_region(ledger: Ledger) -> str | None:
     return next((name for name in ("visual", "context") if ledger.dense_bytes(name)), None)
-
-
-def _shares(plan: Plan, regions_PN: Tensor, shape: KVShape) -> list[float]:
-    found = []
-    for place in range(len(regions_PN)):
-        own = slice(place, place + 1)
-        ledger = measured_ledger(each_tensor(plan, itemgetter(own)), regions_PN[own], shape)
-        found += [] if (region := _compressed_region(ledger)) is None else [ledger.fraction(region)]
-    return found
 
 
 def _bytes(thing: object) -> int:

@@ -71,8 +71,7 @@ class _Asked(ctypes.Structure):
 @lru_cache
 def library() -> ctypes.CDLL | None:
     """Compile and load the functions; None where there is no compiler or (with a warning) it fails."""
-    found = compiler()
-    if found is None:
+    if (found := compiler()) is None:
         return None
     with tempfile.TemporaryDirectory() as folder:
         built = Path(folder) / "attention.so"
@@ -178,7 +177,10 @@ def native_attention(query_BH1d: Tensor, caches: Caches, scale: float) -> Tensor
             parts = layout.parts
             if layout.scaled:
                 parts = (_Part * len(parts))(*parts)
-                alive.append([_scaled(part, own) for part, own in zip(block.parts, parts, strict=True)])
+                for part, of in zip(block.parts, parts, strict=True):
+                    scales = [None if x.scale is None else x.scale.float().contiguous() for x in part.payloads]
+                    of.key_scales, of.value_scales = (None if scale is None else scale.data_ptr() for scale in scales)
+                    alive.append(scales)
             alive.append(parts)
             about = ctypes.addressof(parts), layout.rows, len(parts), *layout.shape, *shape
             own = _Block(*about, layout.entries + length, first * kv_heads, 0, last)
@@ -208,13 +210,6 @@ def _attend(query_BH1d: Tensor, group: Sequence[tuple[_Block, int]], scale: floa
     weights_XGN = scores_XGN.softmax(-1)
     cuts = math.gcd(*(cuts for _, cuts in group)) if threads > 1 and heads < MANY * threads else 1
     compiled.block_sums(where, heads, weights_XGN.data_ptr(), cuts, threads, sums_BH1d.data_ptr())
-
-
-def _scaled(part: BlockPart, own: _Part) -> list[Tensor | None]:
-    """Set the scales of a part; they live as long as what is returned."""
-    scales = [None if x.scale is None else x.scale.float().contiguous() for x in part.payloads]
-    own.key_scales, own.value_scales = (None if scale is None else scale.data_ptr() for scale in scales)
-    return scales
 
 
 def _part(part: BlockPart, width: int) -> _Part:
