@@ -92,8 +92,7 @@ class HeadCalibrator(Calibrator):
             sums[layer] = sums.get(layer, 0) + found_h
 
         for batch in batches:
-            needles = self.needles(family, batch)
-            if needles[0].shape[1]:
+            if (needles := self.needles(family, batch))[0].shape[1]:
                 backbone.run(batch, observer=observe)
         if not any(bool(each.any()) for each in sums.values()):
             raise ValueError(f"no head attends to the answers in {self.samples} samples; choose more")
@@ -276,8 +275,7 @@ class DuoCalibrator(Calibrator):
         for each in (torch.ones_like(alpha_Lh), alpha_Lh):  # full attention first
             mix = HeadMix(each, self.sinks, self.recent, batch.regions_BN != Region.PADDING)
             with torch.set_grad_enabled(each.requires_grad):
-                hidden_BND = mixed_hidden(family, family.embed(batch), family.positions(batch), mix)
-                states.append(hidden_BND[rows_BN].float())
+                states.append(mixed_hidden(family, family.embed(batch), family.positions(batch), mix)[rows_BN].float())
         return (states[1] - states[0]).pow(2).mean(-1).mean() + self.regularisation * alpha_Lh.abs().mean()
 
 

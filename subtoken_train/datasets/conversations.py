@@ -50,8 +50,7 @@ def llava_form(row: Any, as_document: bool = False) -> Any:
     for number, message in enumerate(messages, 1):
         form.check_fields("message", message, f"message {number}")
         role = _either(message, f"message {number} has", "from", "role")
-        content = _either(message, f"message {number} has", "value", "content")
-        text, names = _content(content, number)
+        text, names = _content(_either(message, f"message {number} has", "value", "content"), number)
         own_names += names
         if not isinstance(role, str) or role not in _SPEAKERS:
             raise ValueError(f"message {number}: {unknown_name('role', str(role), _SPEAKERS)}")

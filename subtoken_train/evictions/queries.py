@@ -369,5 +369,4 @@ class TriAttention(Eviction):
 def grouped_products(query_BHnd: Tensor, key_BhNd: Tensor) -> Tensor:
     """Multiply one query per head (n = 1) with its key-value head's keys, [B, H, N]."""
     batch, heads, _, width = query_BHnd.shape
-    grouped = query_BHnd.view(batch, key_BhNd.shape[1], -1, width) @ key_BhNd.transpose(-1, -2)
-    return grouped.reshape(batch, heads, -1)
+    return (query_BHnd.view(batch, key_BhNd.shape[1], -1, width) @ key_BhNd.transpose(-1, -2)).reshape(batch, heads, -1)

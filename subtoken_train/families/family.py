@@ -270,9 +270,7 @@ class Family(DecoderStack, ABC):
         embeds_BND = self.token_states(batch.input_ids_BN)
         if features_TD is None:
             return embeds_BND
-        is_image = self.is_visual(batch.input_ids_BN)
-        if keep_BN is not None:
-            is_image = is_image & keep_BN
+        is_image = self.is_visual(batch.input_ids_BN) & (True if keep_BN is None else keep_BN)
         batch.check_features(int(is_image.sum()), len(features_TD))
         return embeds_BND.masked_scatter(is_image[..., None], features_TD.to(embeds_BND))
 

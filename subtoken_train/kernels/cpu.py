@@ -106,8 +106,7 @@ def _runs(bounds: list[int], most: int) -> Iterator[tuple[int, int]]:
 
 def _bag_sums(weight_nG: Tensor, stored_nw: Tensor, offsets: Tensor, bounds: list[int]) -> Tensor:
     """Return sums [bags, G, w] of bags that start at ``offsets``; ``bounds`` are the same and n, on the host."""
-    columns = weight_nG.shape[1]
-    if columns == 1:
+    if (columns := weight_nG.shape[1]) == 1:
         return _bags(stored_nw, offsets, weight_nG.view(-1)).unsqueeze(1)
     if columns > MANY:
         sums = weight_nG.new_empty(len(offsets), columns, stored_nw.shape[-1])
@@ -143,8 +142,7 @@ def packed_attention(
         scores_XTG = causal(scores_XTG, own, start_X)
     states = [query_XGd, scaled_XGd, scores_XTG] + ([] if fill is None else [fill.of_heads(dtype)])
     if blocks[0].rows is None:
-        near = None if reach is None else reach.of_rows(None, per_sample)
-        weight_XTG, sums = _attend(blocks[0], states, own, near)
+        weight_XTG, sums = _attend(blocks[0], states, own, None if reach is None else reach.of_rows(None, per_sample))
     else:
         weight_XTG, sums = _by_block(blocks, batch * per_sample, states, own, reach, per_sample)
     values_XTd = in_dtype(tail.values, dtype).flatten(0, 1)

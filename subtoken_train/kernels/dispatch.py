@@ -38,12 +38,10 @@ def attend(
         lower = query_BHqd.to(torch.get_autocast_dtype(device))
         with torch.autocast(device, enabled=False):
             return attend(lower, blocks, tail, scale, reach, state, fill)
-    choice = choose_kernel(device)
-    if choice.path == "reference":
+    if (choice := choose_kernel(device)).path == "reference":
         return reference_attention(query_BHqd, blocks, tail, scale, reach, fill)
     if choice.path == "triton":
-        reason = unserved(blocks, query_BHqd)
-        if reason is None:
+        if (reason := unserved(blocks, query_BHqd)) is None:
             from subtoken_train.kernels.triton_attention import fused_decoding
 
             batch, kv_heads, _, width = tail.room_keys_BhTd.shape

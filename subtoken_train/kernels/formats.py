@@ -180,8 +180,7 @@ class Symmetric(Format):
     def store_pieces(self, pieces_nw: Tensor, stored_n: Tensor, sizes: tuple[int, int, int], per_head: int) -> Payload:
         place_n = places_of_pieces(stored_n, per_head, sizes[2])
         largest = pieces_nw.new_zeros(math.prod(sizes)).scatter_reduce_(0, place_n, pieces_nw.abs().amax(-1), "amax")
-        stored = self.store(pieces_nw, largest[place_n, None])
-        return replace(stored, scale=self.scale_of(largest.view(*sizes, 1)))
+        return replace(self.store(pieces_nw, largest[place_n, None]), scale=self.scale_of(largest.view(*sizes, 1)))
 
     def read(self, payload: Payload) -> Tensor:
         assert payload.scale is not None
@@ -311,8 +310,7 @@ class Kivi(AboveZero):
         return math.gcd(width, CHANNELS)
 
     def rounding(self, part: Part, width: int) -> Rounding:
-        by_run = Rounding(self.bits, self.top, True, self.run, 1)
-        return by_run if part == "keys" else super().rounding(part, width)
+        return Rounding(self.bits, self.top, True, self.run, 1) if part == "keys" else super().rounding(part, width)
 
     def store_keys(self, keys: Tensor, feedback: Tensor | None = None) -> Payload:
         *lead, entries, width = keys.shape

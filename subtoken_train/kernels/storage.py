@@ -218,8 +218,7 @@ def dense_values(part: BlockPart) -> Tensor:
     flags_RPM, pieces = stored_flags(values), values.read()
     dense = pieces.new_zeros(*flags_RPM.shape, pieces.shape[-1])
     dense[flags_RPM] = pieces
-    by_head = dense.view(len(dense), values.heads, -1, part.entries, pieces.shape[-1])
-    return by_head.transpose(2, 3).flatten(3)
+    return dense.view(len(dense), values.heads, -1, part.entries, pieces.shape[-1]).transpose(2, 3).flatten(3)
 
 
 def stored_flags(values: RoutedValues) -> Tensor:

@@ -460,8 +460,7 @@ class SparseVLM(StagedReducer):
         scores_BHM = total_BHM / view.raters_BN.sum(-1).clamp(min=1)[:, None, None]
         if self.version == 1 or self.heads >= scores_BHM.shape[1]:
             return scores_BHM.mean(1)
-        seeing_BH = (scores_BHM * view.visual[:, None]).sum(-1)
-        chosen_Bk = top_indices(seeing_BH, self.heads)
+        chosen_Bk = top_indices((scores_BHM * view.visual[:, None]).sum(-1), self.heads)
         return scores_BHM.gather(1, chosen_Bk[..., None].expand(-1, -1, scores_BHM.shape[2])).mean(1)
 
     def cut(self, view: View) -> Cut:

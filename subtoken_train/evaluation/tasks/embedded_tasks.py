@@ -101,9 +101,7 @@ def scene_objects(text: str) -> frozenset[frozenset[str]]:
 def scene_f1(prediction: str, answer: str) -> float:
     """Return the F1 of the described objects: each counts only with the right place, colour and digit together."""
     found, wanted = scene_objects(prediction), scene_objects(answer)
-    if not found or not wanted:
-        return float(found == wanted)
-    return 2 * len(found & wanted) / (len(found) + len(wanted))
+    return 2 * len(found & wanted) / (len(found) + len(wanted)) if found and wanted else float(found == wanted)
 
 
 def is_description(kind: str | None, answer: str) -> bool:
