@@ -126,8 +126,7 @@ def parse_yaml(text: str, place: str) -> Any:
     """Parse one YAML document; tags of its own are refused."""
     try:
         loader = _PlainLoader(text, place)
-        node = loader.get_single_node()
-        if node is None:
+        if (node := loader.get_single_node()) is None:
             return None
         _count(node, {}, place)
         try:

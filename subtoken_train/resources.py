@@ -30,8 +30,7 @@ def resource_root() -> Path:
 
 def resource(relative: str) -> Path:
     """Return the path of a shipped file, e.g. ``data/digits/digits.npz``."""
-    path = resource_root() / relative
-    if not path.exists():
+    if not (path := resource_root() / relative).exists():
         raise FileNotFoundError(f"{relative} is missing from this installation (looked in {resource_root()})")
     return path
 
@@ -88,8 +87,7 @@ def find_recipe(given: str | Path) -> Path | None:
 
     A shipped one is written ``NAME`` or ``FOLDER/NAME``, alone or below any folder ``recipes``, ``.yaml`` or not.
     """
-    path = Path(given)
-    if path.is_dir():
+    if (path := Path(given)).is_dir():
         return shipped_recipe(given) or path
     return path if path.exists() else shipped_recipe(given)
 
@@ -139,8 +137,7 @@ class NamedRecipe:
 @cache
 def read_names(folder: Path) -> dict[str, NamedRecipe]:
     """Return the lines of a folder's table by name; nothing where there is no table."""
-    table = folder / TABLE
-    if not table.is_file():
+    if not (table := folder / TABLE).is_file():
         return {}
     with table.open(encoding="utf-8", newline="") as file:
         return {row["name"]: NamedRecipe(**row) for row in csv.DictReader(file)}
@@ -163,8 +160,7 @@ def _block(lines: list[str], keys: list[str]) -> tuple[int, int] | None:
     start, end = 0, len(lines)
     for depth, key in enumerate(keys):
         found = (i for i in range(start, end) if re.match(rf" {{{2 * depth}}}{re.escape(key)}:(\s|$)", lines[i]))
-        index = next(found, None)
-        if index is None:
+        if (index := next(found, None)) is None:
             return None
         last = index
         for i in range(index + 1, end):

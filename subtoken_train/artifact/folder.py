@@ -123,8 +123,7 @@ def model_identity(backbone: CompressedBackbone) -> ModelIdentity:
 
 def tokenizer_digest(tokenizer: Any) -> str:
     """Return the SHA-256 of what makes ids of a text: not of padding, truncation and the chat template."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:  # one without a tokenizer.json
+    if (backend := getattr(tokenizer, "backend_tokenizer", None)) is None:  # one without a tokenizer.json
         content = json.dumps([sorted(tokenizer.get_vocab().items()), sorted(tokenizer.all_special_tokens)])
     else:
         whole: str = backend.to_str()
@@ -243,8 +242,7 @@ def put_adapter(
 
 def put_lora(peft_model: PeftModel, tensors: dict[str, Tensor], adapter: str = MAIN_ADAPTER) -> None:
     """Put tensors, named as in peft's files, into one LoRA of the model; onto the CPU where that has no weights."""
-    model = peft_model.base_model.model
-    if model.device.type != "meta":
+    if (model := peft_model.base_model.model).device.type != "meta":
         set_peft_model_state_dict(peft_model, tensors, adapter_name=adapter)
         return
     # peft would move them back to the device of the weights around them
@@ -326,8 +324,7 @@ def read_first_stage(
     if not folder.is_dir():
         raise ValueError(f"stage2.adapter {folder} does not exist; train the token-only recipe (routing: null) first")
     folder = adapter_in(folder) or folder
-    config = read_config(folder)
-    if config.routing is not None:
+    if (config := read_config(folder)).routing is not None:
         raise ValueError(f"stage2.adapter {folder} already has routers ({config.routing.words}); name a token-only one")
     if lora is not None and (differing := _differing("lora", config.lora, lora)):
         raise ValueError(f"stage2.adapter {folder} was trained with {', '.join(differing)}")

@@ -194,8 +194,7 @@ _FILES = ["*.safetensors", "*.json", "*.jinja", "*.md"]
 
 def adapter_folder(name: str | Path, revision: str | None = None) -> Path:
     """Return an adapter's folder by its path, its run's path or its Hub id; downloaded if need be."""
-    folder = find_adapter(name, revision)
-    if folder is None:
+    if (folder := find_adapter(name, revision)) is None:
         command = f"'subtoken-train export {shell_words(name)} OUT' makes one of its newest checkpoint"
         refuse(((Path(name) / CHECKPOINTS).is_dir(), f"{name} is a run without a finished adapter; {command}"))
         kind = "repository" if is_hub_id(str(name)) else "folder"

@@ -59,8 +59,7 @@ class Subject:
         """
         if self.bank is None:
             return None
-        reducer = self.reducer
-        if reducer.name == "none":
+        if (reducer := self.reducer).name == "none":
             reducer = build_reducer("quest" if self.family.image_token_id is None else "random")
         routed = replace(self.bank.config.token_budget, key_channels=self.compression.key_channels)
         return matched_reducer(reducer, routed, self.family.shape.num_layers, tokens)

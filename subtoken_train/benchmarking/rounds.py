@@ -92,8 +92,7 @@ class LiveTensors(TorchDispatchMode):
         return made
 
     def _follow(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        if storage in self._known:
+        if (storage := tensor.untyped_storage()) in self._known:
             return
         size = storage.nbytes()
         self.live += size
@@ -108,8 +107,7 @@ def tensors_of(module: torch.nn.Module) -> list[Tensor]:
     """Return parameters and buffers, and what bitsandbytes keeps beside a quantised weight."""
     found = [*module.parameters(), *module.buffers()]
     for parameter in module.parameters():
-        state = getattr(parameter, "quant_state", None)
-        if state is not None:
+        if (state := getattr(parameter, "quant_state", None)) is not None:
             nested = state.state2
             found += [state.absmax, state.code, state.offset, nested.absmax, nested.code]
         found += [scales for scales in (getattr(parameter, "SCB", None),) if scales is not None]

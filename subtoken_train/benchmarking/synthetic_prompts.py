@@ -62,8 +62,7 @@ def prompt_parts(family: Family, length: int | None = None) -> PromptParts:
     if family.image_token_id is None:
         most = position_bound(family.decoder.config) or TEXT_LENGTH
         length = min(TEXT_LENGTH, most // 2) if length is None else length
-        query = min(QUERY_TOKENS, length // 2)
-        if query == 0:
+        if (query := min(QUERY_TOKENS, length // 2)) == 0:
             raise ValueError(f"--lengths {length}: context and question take a token each; give 2 or more")
         return PromptParts(0, 0, 0, query, length - query)
     text, each = family.nominal_text, family.visual_tokens(IMAGE_SIZE)

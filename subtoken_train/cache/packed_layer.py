@@ -74,8 +74,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.keys.index_copy_(2, places_q, key_Bhqd.to(self.dtype))  # autocast's differ
             self.values.index_copy_(2, places_q, value_Bhqd.to(self.dtype))
             return
-        length = self.tail_length + new
-        if length > self.keys.shape[2]:
+        if (length := self.tail_length + new) > self.keys.shape[2]:
             self._widen(-(-length // SLACK) * SLACK)
         for room, states in ((self.keys, key_Bhqd), (self.values, value_Bhqd)):
             room.narrow(2, self.tail_length, new).copy_(states)

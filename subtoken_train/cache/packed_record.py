@@ -152,8 +152,7 @@ def packed_tensors(cache: PackedCache) -> tuple[PackedRecord, dict[str, Tensor]]
     for number, layer in enumerate(cache.layers):
         assert layer.tail_length == layer.settled_length == 0
         blocks = [_write_block(f"{number}.{i}.", block, tensors) for i, block in enumerate(layer.blocks)]
-        fill = layer.fill
-        if fill is not None:
+        if (fill := layer.fill) is not None:
             tensors[f"{number}.fill"] = fill.vectors_Bhd if fill.stored else fill.vectors_Bhd[:1]
         if layer.basis is not None:
             tensors |= {f"{number}.basis.{name}": tensor for name, tensor in layer.basis.stored.items()}
@@ -216,8 +215,7 @@ class _CacheReader:
     def take(self, name: str, dtypes: tuple[torch.dtype, ...], *shape: int | None) -> Tensor:
         """Take a tensor of one of the dtypes and of a shape (None: any number); of any shape where none is given."""
         refuse((name not in self._left, f"tensor {name} is missing"))
-        tensor = self._left.pop(name)
-        if tensor.dtype not in dtypes:
+        if (tensor := self._left.pop(name)).dtype not in dtypes:
             found, *wanted = (str(dtype).removeprefix("torch.") for dtype in (tensor.dtype, *dtypes))
             raise ValueError(f"tensor {name} is of {found}; it must be of {' or '.join(wanted)}")
         fits = tensor.dim() == len(shape) and all(a in (None, b) for a, b in zip(shape, tensor.shape, strict=True))

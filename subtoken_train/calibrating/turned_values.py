@@ -45,8 +45,7 @@ class Turned(NamedTuple):
 def turn_values(backbone: CompressedBackbone, batches: Iterable[Batch], show: Callable[[int], None]) -> Turned:
     """Find value axes on prompts and fold them into a backbone without routers, reducer and LoRA."""
     read = iter(batches)
-    first = next(read, None)
-    if first is None:
+    if (first := next(read, None)) is None:
         raise ValueError("there are no prompts to find value axes on; choose other data")
     use_packed_attention(backbone.family.decoder.config)
     before = backbone.run(first, pad_left=True).hidden_BMD

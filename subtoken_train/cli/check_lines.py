@@ -211,8 +211,7 @@ def _document_line(family: Family, data: CorpusDataModule) -> str:
     line = _tokens_of(tokens, total, "documents")
     if total != len(tokens):
         return line
-    blocks = (sum(tokens) + len(tokens)) // data.block_length
-    if blocks == 0:
+    if (blocks := (sum(tokens) + len(tokens)) // data.block_length) == 0:
         few = f"{data.train_source.name} has {sum(tokens):,} tokens, fewer than one block of block_length"
         raise ValueError(f"{few} {data.block_length:,}; lower block_length or add text")
     return f"{line}; {sum(tokens):,} together, about {blocks:,} blocks"
@@ -315,8 +314,7 @@ def _record_lines(cli: RecipeCLI, parts: CompressedBackbone, reading: Reading) -
         yield f"{data.val_file}: {len(InstructionRecords(data.val_file, data.image_folder)):,} records for validation"
     if folders := data.check_images(type(parts.family), parts.reducer):
         yield f"below {data.image_folder}: all {count_named(folders)} are there"
-    ready = at_hand(parts.family, cli.model.backbone_config)
-    if ready is None:
+    if (ready := at_hand(parts.family, cli.model.backbone_config)) is None:
         yield f"first record not encoded: the processor of {cli.model.backbone_config.path} is not on this machine"
         return
     sample = _encoded(ready, records[0], data, data.max_length)

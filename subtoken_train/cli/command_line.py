@@ -184,8 +184,7 @@ def flagged_arm(args: Namespace, **model: str | None) -> "ArmSpec":
     from subtoken_train.artifact.hub import adapter_folder, check_there
     from subtoken_train.inference.arm_spec import ArmSpec
 
-    arm = ArmSpec(**{**arm_options(args), **model}, written="flag")
-    if arm.adapter is not None:
+    if (arm := ArmSpec(**{**arm_options(args), **model}, written="flag")).adapter is not None:
         adapter_folder(arm.adapter)
     if arm.backbone is not None:
         check_there(arm.backbone)

@@ -208,8 +208,7 @@ def _check_task(name: str, root: Path | None, options: Sequence[str], limit: int
     refuse((root is not None and not task.needs_files, f"task {name} makes its samples itself; leave --root out"))
     if root is None and task.needs_files:
         return f"check a folder: subtoken-train data {name} --root DIR"
-    samples = task.samples()
-    if samples:
+    if samples := task.samples():
         images, kinds = sum(len(sample.images) for sample in samples), Counter(sample.kind for sample in samples)
         shown = first_names([f"{kind} {count:,}" for kind, count in kinds.most_common()])
         name, asked = samples[0].id, samples[0].prompt

@@ -112,8 +112,7 @@ def _server(args: argparse.Namespace, device: str) -> "ChatServer":
         log.addHandler(logging.StreamHandler())
     spec = flagged_arm(args, adapter=args.adapter)
     store = ContextStore(_bytes("--context-memory", args.context_memory), args.contexts and Path(args.contexts))
-    model = spec.load(device)
-    if model.device.type == "cpu":
+    if (model := spec.load(device)).device.type == "cpu":
         native.library()  # compiled before the first answer
     return ChatServer(Answerer(model, spec, _limits(args), store), _settings(args))
 

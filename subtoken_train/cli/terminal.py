@@ -112,8 +112,7 @@ def _reader_is_gone() -> bool:
         return False
     poll = select.poll()
     poll.register(stdout, select.POLLOUT)
-    gone = any(event & select.POLLERR for _, event in poll.poll(0))
-    if gone:
+    if gone := any(event & select.POLLERR for _, event in poll.poll(0)):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)  # or Python complains again at exit
     return gone
 

@@ -226,8 +226,7 @@ def spaced(items: Sequence[Any], count: int) -> list[Any]:
 
 def refuse_video_file(name: str) -> str | None:
     """Return what to say to the name of a video's file; None for another name."""
-    path = Path(name)
-    if path.suffix.lower() not in VIDEO_SUFFIXES:
+    if (path := Path(name)).suffix.lower() not in VIDEO_SUFFIXES:
         return None
     folder, name = path.with_suffix(""), name[:120]
     command = f"mkdir {folder} && ffmpeg -i {name} -vf fps=1 {folder}/%06d.jpg"

@@ -52,8 +52,7 @@ def read_own(
 ) -> OwnData:
     """Read a folder of images and a table (None: the one there), a file of conversations, or plain texts."""
     own = look_into(folder)
-    name = _table(own, table)
-    if name is None:
+    if (name := _table(own, table)) is None:
         none, named = f"but {folder} holds no table", [kind for kind, column in columns.items() if column is not None]
         refuse((question is not None, f"--question is asked of pictures with captions, {none}; leave it out"))
         refuse((named, f"--{next(iter(named), '')}-column names a column, {none}"))
@@ -247,8 +246,7 @@ class _PicturePaths:
         if os.path.isabs(name):
             name = os.path.relpath(name, os.path.abspath(self._folder))
         for start in (PurePosixPath(), self._beside):
-            path = os.path.normpath(start / name)
-            if path in self.there:
+            if (path := os.path.normpath(start / name)) in self.there:
                 return self._within(path, place)
         self._within(os.path.normpath(self._beside / name), place)
         # a name's folders are the last ones of a path, or the reverse: ``train/`` is not ``val/``

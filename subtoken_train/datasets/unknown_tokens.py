@@ -31,8 +31,7 @@ class UnknownTokens(NamedTuple):
 
 def unknown_tokens(tokenizer: Any, some: SomeTexts) -> UnknownTokens | None:
     """Count unknown tokens, image placeholders left out; None for a tokenizer that has none, or without a text."""
-    unknown_id = tokenizer.unk_token_id
-    if unknown_id is None or not some.texts:
+    if (unknown_id := tokenizer.unk_token_id) is None or not some.texts:
         return None
     unknown = tokens = 0
     examples: dict[str, None] = {}

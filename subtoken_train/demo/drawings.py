@@ -131,8 +131,7 @@ def token_picture(answer: SideAnswer, layer: int, dark: bool = False) -> Image.I
 
 def group_pictures(answer: SideAnswer, layer: int) -> list[Image.Image]:
     """Draw the kept groups of all layers, and those of every kept token in one; none where nothing is routed."""
-    kept = kept_groups(answer.plan, answer.batch.regions_BN[0])
-    if kept is None:
+    if (kept := kept_groups(answer.plan, answer.batch.regions_BN[0])) is None:
         return []
     marks_nS, columns, what, kinds = kept.marks_nS[layer], "group", "a group", "groups"
     if kept.keys:
