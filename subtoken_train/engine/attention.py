@@ -198,8 +198,7 @@ Observer = Callable[[int, Tensor, Tensor, Tensor, float], None]
 
 def use_packed_attention(config: Any) -> None:
     """Let a decoder's layers read packed storage; what they were loaded with still runs their prompts."""
-    name = str(config._attn_implementation)
-    if name.startswith(PREFIX):
+    if (name := str(config._attn_implementation)).startswith(PREFIX):
         return
     unread = f"attention {name!r} cannot read a packed cache; load the backbone with sdpa"
     refuse((name not in ALL_ATTENTION_FUNCTIONS, unread))

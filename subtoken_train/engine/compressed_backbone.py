@@ -103,8 +103,7 @@ class CompressedBackbone(nn.Module):
     @property
     def group_budget(self) -> KVBudget:
         """Budget of a routed entry: K of its S value groups, all where no routing acts; without a keep ratio."""
-        routing = self.active_routing
-        if routing is None or self.bank is None:
+        if (routing := self.active_routing) is None or self.bank is None:
             return KVBudget()
         alike = routing.budget != "ranked" and all(selector.same_for_all for selector in self.bank.selectors)
         return replace(routing.token_budget, indexed=not alike)

@@ -33,8 +33,7 @@ def bootstrap_interval(scores: Table) -> tuple[float, float]:
 
 
 def _filled(scores: Table) -> Floats:
-    values_sn = np.atleast_2d(np.asarray(scores, dtype=np.float64))
-    if not values_sn.size:
+    if not (values_sn := np.atleast_2d(np.asarray(scores, dtype=np.float64))).size:
         raise ValueError("no scores to resample")
     return values_sn
 

@@ -200,8 +200,7 @@ def read_samples(folder: Path, asked: Mapping[str, str] | None = None) -> dict[s
     for path in sorted(folder.glob(SAMPLES_GLOB)):
         for number, line in enumerate(_lines(path), start=1):
             if line.endswith(b"\n"):
-                record = SampleRecord.parse(line, f"{path}, line {number}")
-                if record.id in found:
+                if (record := SampleRecord.parse(line, f"{path}, line {number}")).id in found:
                     raise ValueError(f"{path}, line {number}: sample {record.id!r} appears twice; remove one of them")
                 found[record.id] = record
     for name, record in found.items():

@@ -147,8 +147,7 @@ class LagKV(Eviction):
     def _score_sample(self, key_hnd: Tensor, value_hnd: Tensor) -> tuple[Tensor, Tensor]:
         kv_heads, length, _ = key_hnd.shape
         place_n = torch.arange(length, device=key_hnd.device)
-        partitions = (length - self.sinks) // self.lag
-        if partitions < 2:
+        if (partitions := (length - self.sinks) // self.lag) < 2:
             late_n = (place_n - self.sinks) / max(length - self.sinks, 1)
             return late_n.clamp(min=0).expand(kv_heads, -1), place_n < self.sinks
         body = slice(self.sinks, self.sinks + partitions * self.lag)

@@ -208,8 +208,7 @@ def threshold_file(written: object) -> str | None:
         return None
     for key in written:
         check_word("key of eviction_keep", key, ("threshold", "window"))
-    value = written.get("threshold")
-    if value is None:
+    if (value := written.get("threshold")) is None:
         raise ValueError(f"eviction_keep={clipped(repr(dict(written)), 60)} names no threshold; {FORM}")
     if isinstance(value, str) and "window" in written:
         raise ValueError(f"eviction_keep takes its window from {value}, with its threshold; leave window out")

@@ -163,8 +163,7 @@ def _places(tokenizer: Any, messages: Sequence[Message], text: str, **options: A
         if number in found:
             continue
         tries = (_tried(tokenizer, messages, text, {number: form}, **options) for form in forms[number])
-        place = next(filter(None, tries), {}).get(number)
-        if place is None and message["role"] == "assistant":
+        if (place := next(filter(None, tries), {}).get(number)) is None and message["role"] == "assistant":
             raise ValueError(f"the tokenizer's chat template does not write the words of message {number + 1} as it is")
         others = [*messages[:number], *messages[number + 1 :]]
         told = place is not None or not message["content"].strip()

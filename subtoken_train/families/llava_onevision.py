@@ -186,8 +186,7 @@ def _images(given: Mapping[str, Tensor], layout: TileLayout) -> Pictures:
 
 
 def _videos(given: Mapping[str, Tensor], layout: TileLayout) -> Pictures:
-    pixels = given.get("pixel_values_videos")
-    if pixels is None:
+    if (pixels := given.get("pixel_values_videos")) is None:
         return [], []
     if pixels.dim() != 5 or pixels.shape[2:] != (3, layout.side, layout.side) or not pixels.shape[1]:
         raise ValueError(f"pixel_values_videos must be [videos, frames, 3, {layout.side}, {layout.side}]; {UNCUT}")

@@ -66,8 +66,7 @@ def _of_the_whole(model: Any, config: Any) -> Iterator[str]:
 
 
 def _of_a_layer(layer: Any) -> Iterator[str]:
-    attention = getattr(layer, "self_attn", None)
-    if attention is None:
+    if (attention := getattr(layer, "self_attn", None)) is None:
         parts = ", ".join(name for name, _ in layer.named_children())
         yield f"there is no self_attn: {type(layer).__name__} is of {parts}"
         return

@@ -106,8 +106,7 @@ class TileLayout:
         rows, columns = self._grid(size)
         grid = tiles_IPC[1:].reshape(rows, columns, self.patches, self.patches, -1)
         crop_Chw = anyres.unpad_image(grid.permute(4, 0, 2, 1, 3).flatten(3, 4).flatten(1, 2), tuple(size))
-        shape = self._limited(*crop_Chw.shape[1:])
-        if shape != crop_Chw.shape[1:]:
+        if (shape := self._limited(*crop_Chw.shape[1:])) != crop_Chw.shape[1:]:
             crop_Chw = F.interpolate(crop_Chw[None], shape, mode="bilinear")[0]
         ends_Ch1 = newline_C[:, None, None].expand(-1, shape[0], 1)
         return torch.cat([tiles_IPC[0], torch.cat([crop_Chw, ends_Ch1], 2).flatten(1).T])

@@ -71,8 +71,7 @@ def patch_features(tower: Any, pixels: Tensor, layers: list[int]) -> Tensor:
 def features_with_statistics(tower: Any, pixels: Tensor, layers: list[int]) -> tuple[Tensor, Tensor, Tensor]:
     """Return ``patch_features`` and ``with_statistics`` of the layer that made them (of several, the last named)."""
     depth = len(tower.encoder.layers)
-    made_by = layers[-1] % (depth + 1) - 1
-    if made_by < 0:
+    if (made_by := layers[-1] % (depth + 1) - 1) < 0:
         raise ValueError(f"vision_feature_layer must be past the embeddings, not {layers[-1]} of {depth} layers")
     return with_statistics(tower.encoder.layers[made_by].self_attn, lambda: patch_features(tower, pixels, layers))
 

@@ -207,8 +207,7 @@ def score_batch(
 
 
 def _now(prompts: Batch) -> float:
-    device = prompts.input_ids_BN.device
-    if device.type == "cuda":
+    if (device := prompts.input_ids_BN.device).type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 

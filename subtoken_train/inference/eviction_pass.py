@@ -217,8 +217,7 @@ class EvictionPass:
         return largest_choice(choose, bytes_of, budget.amax(0), allowed)
 
     def _kept(self, scores: list[Scores], candidates: Candidates) -> list[Tensor]:
-        threshold = self.compression.threshold
-        if threshold is None:
+        if (threshold := self.compression.threshold) is None:
             return self.method.keep(scores, candidates)
         recent = [last_marked(x != Region.PADDING, threshold.window) for x in candidates.regions_LBN]
         kept = threshold.keep(self.method, scores, candidates, recent)

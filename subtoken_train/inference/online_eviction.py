@@ -161,8 +161,7 @@ class OnlineEviction:
         """Evict if it is time; tokens of the prompt that were appended after its context are not counted."""
         first = cache.layers[0]
         assert first.eviction_state is not None
-        generated = first.tail_length - first.eviction_state.given
-        if generated < self.due:
+        if (generated := first.tail_length - first.eviction_state.given) < self.due:
             return
         layers = [HeldLayer.of(layer) for layer in cache.layers]
         home, following = layers[0].place_RN.device, cache.next_position

@@ -177,8 +177,7 @@ def loading_of(path: str | Path, revision: str | None, dtype: str | torch.dtype 
 
 def family_named(path: str | Path, backbone: str | None = None) -> type[Family]:
     """Return the family of an adapter's backbone, or of a backbone, without loading weights."""
-    folder = find_adapter(path, None)
-    if folder is None:
+    if (folder := find_adapter(path, None)) is None:
         return family_class(BackboneConfig(path=str(path)))
     return family_class(adapter_backbone(folder, read_config(folder), backbone))
 

@@ -99,8 +99,7 @@ def emptied_words(
     emptied: Sequence[dict[str, int]], compression: str, remedy: str = "Keep more (eviction_keep), or use scope context"
 ) -> str | None:
     """Warn of emptied regions, on one line; None where every region keeps something."""
-    prompts = Counter(region for sample in emptied for region in sample)
-    if not prompts:
+    if not (prompts := Counter(region for sample in emptied for region in sample)):
         return None
     regions = ", ".join(f"{region} ({count:,} of {len(emptied):,} prompts)" for region, count in prompts.items())
     return f"{compression}: nothing is left of a whole region in some layer: {regions}. {remedy}"

@@ -80,8 +80,7 @@ class SubTokenLM(TemplateLM):  # type: ignore[misc]  # the harness is untyped
     def set_cache_hook(self, cache_hook: Any) -> None:
         """Take the harness's file of finished requests, which knows them by text alone, if equal settings filled it."""
         super().set_cache_hook(cache_hook)
-        finished = cache_hook.dbdict
-        if finished is None:
+        if (finished := cache_hook.dbdict) is None:
             return
         own = {name: value for name, value in self.arguments.settings.items() if name not in ("batch_size", "device")}
         if len(finished) and finished.get(SETTINGS) != own:

@@ -92,8 +92,7 @@ def noted() -> Iterator[list[str]]:
 
 
 def _note(message: Warning | str, category: type[Warning], *place: Any, **further: Any) -> None:
-    notes = getattr(_own, "notes", None)
-    if notes is not None and issubclass(category, SubTokenWarning):
+    if (notes := getattr(_own, "notes", None)) is not None and issubclass(category, SubTokenWarning):
         notes.append(str(message))
     else:
         _before[0](message, category, *place, **further)

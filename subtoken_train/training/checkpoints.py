@@ -56,13 +56,11 @@ def state_path(checkpoint: Path) -> Path:
 
 def read_marker(checkpoint: Path) -> Marker:
     """Read the marker of a whole checkpoint."""
-    path = checkpoint / MARKER
-    if not path.is_file() or checkpoint.suffix == PARTIAL:
+    if not (path := checkpoint / MARKER).is_file() or checkpoint.suffix == PARTIAL:
         raise ValueError(f"{checkpoint} is not a complete checkpoint (no {MARKER} in it); use another one of the run")
     with at_place(f"{path} cannot be read (", f"); remove {checkpoint} to use an older checkpoint"):
         content = checked(dict[str, Any], read_json(path), "it")
-        version = checked(int, content.get("schema_version"), "schema_version")
-        if version <= SCHEMA_VERSION:
+        if (version := checked(int, content.get("schema_version"), "schema_version")) <= SCHEMA_VERSION:
             marker = typed(Marker, content, "it")
             refuse((marker.step < 0 or marker.world_size < 1, f"step {marker.step} of {marker.world_size} processes"))
             return marker
@@ -71,8 +69,7 @@ def read_marker(checkpoint: Path) -> Marker:
 
 def begin(folder: Path, step: int) -> Path:
     """Make an empty ``.partial`` folder for the checkpoint of ``step``."""
-    partial = folder / f"step-{step}{PARTIAL}"
-    if partial.exists():
+    if (partial := folder / f"step-{step}{PARTIAL}").exists():
         shutil.rmtree(partial)
     partial.mkdir(parents=True)
     return partial

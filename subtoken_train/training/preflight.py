@@ -47,8 +47,7 @@ def check_devices(devices: int | str | list[int], accelerator: str) -> None:
         there, name = os.cpu_count() or 1, "CPU core(s)"
     else:
         return
-    wanted = count_devices(devices, accelerator, num_nodes=1)
-    if wanted > there:
+    if (wanted := count_devices(devices, accelerator, num_nodes=1)) > there:
         has = f"this machine has {there} {name}; lower trainer.devices, or choose another trainer.accelerator"
         raise ValueError(f"trainer.devices asks for {wanted} process(es), but {has}")
 

@@ -50,8 +50,7 @@ class RunMarker:
 
 def read_run_marker(folder: Path) -> RunMarker | None:
     """Return a folder's marker; None without one."""
-    path = folder / MARKER_FILE
-    if not path.is_file():
+    if not (path := folder / MARKER_FILE).is_file():
         return None
     content = read_json(path)
     if isinstance(content, dict):

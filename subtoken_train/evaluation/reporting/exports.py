@@ -68,8 +68,7 @@ def _facts(row: tables.ArmRow, column: str) -> dict[str, object]:
 
 def _scores_of(row: tables.ArmRow, column: str, kinds: tuple[tables.KindScores, ...]) -> Iterator[dict[str, object]]:
     """Yield the cells of a column: the printed score first, then the task's other ones, then its kinds."""
-    printed = row.scores[column]
-    if printed is None:
+    if (printed := row.scores[column]) is None:
         return
     runs = [] if column in tables.MEANS else list(row.arm.answered(column).values())
     primary = runs[0].manifest.primary if runs else "mean"

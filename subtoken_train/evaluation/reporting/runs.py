@@ -129,8 +129,7 @@ def read_results(folders: Sequence[Path], progress: Callable[[int, int], None] |
     """Read all arms of some folders, which may share one by task or seed; ``progress`` gets (done, total)."""
     places: list[Path] = []
     for folder in folders:
-        found = sorted(path.parent for path in folder.glob(f"*/*/{results.MANIFEST_FILE}"))
-        if not found:
+        if not (found := sorted(path.parent for path in folder.glob(f"*/*/{results.MANIFEST_FILE}"))):
             writes = "'subtoken-train evaluate' writes them"
             raise ValueError(f"{folder} holds no results (ARM/TASK/{results.MANIFEST_FILE}; {writes})")
         if unnamed := sorted({path.parent for path in folder.glob(f"*/*/{results.SAMPLES_GLOB}")}.difference(found)):

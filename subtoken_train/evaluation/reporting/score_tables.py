@@ -82,8 +82,7 @@ class Estimate:
 
 def score_part(arm: ArmResults, task: str, name: str | None = None) -> Estimate | None:
     """Return an arm's (primary) score, mean over its seeds, without its interval; None without a sample."""
-    runs = list(arm.answered(task).values())
-    if not runs:
+    if not (runs := list(arm.answered(task).values())):
         return None
     manifest, table_sn, falling = runs[0].manifest, _scores_sn(runs), not runs[0].higher_is_better
     chosen = manifest.primary if name is None else name

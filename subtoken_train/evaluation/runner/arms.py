@@ -64,8 +64,7 @@ class Arm:
 
 def load_arm(spec: ArmSpec, pool: ModelPool) -> CompressedBackbone:
     """Return a spec's model; another arm's on the same weights ends with it."""
-    adapter = spec.adapter
-    if adapter is None and pool.find(str(spec.backbone)) is not None:
+    if (adapter := spec.adapter) is None and pool.find(str(spec.backbone)) is not None:
         raise ValueError(f"backbone {spec.backbone} is an adapter; write {spec.spelled('adapter', spec.backbone)}")
     return pool.get(
         str(spec.backbone) if adapter is None else pool.folder(adapter),  # no adapter would be taken for a backbone
@@ -176,8 +175,7 @@ def _has_template(family: Family, backbone: str) -> bool | None:
     """Say whether a model's tokenizer has a chat template; of a layout without one, by the files of a local folder."""
     if family.processor is not None:
         return bool(getattr(family.tokenizer, "chat_template", None))
-    folder = Path(backbone)
-    if not folder.is_dir():
+    if not (folder := Path(backbone)).is_dir():
         return None
     if any((folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json")):
         return True
@@ -280,8 +278,7 @@ def _kind(reducer: Reducer) -> dict[str, object]:
 
 def _anchor_keep(spec: ArmSpec) -> Any:
     """Return what the anchor's eviction keeps: its arm's budget, or the recorded mean of its arm's threshold."""
-    threshold = written_threshold(spec.eviction_keep)
-    if threshold is None:
+    if (threshold := written_threshold(spec.eviction_keep)) is None:
         return spec.eviction_keep
     if threshold.mean is None:
         how = "'subtoken-train calibrate threshold' finds and records one"

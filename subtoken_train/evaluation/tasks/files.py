@@ -134,8 +134,7 @@ def read_entries(path: Path, key: str | None, columns: Sequence[str] = ()) -> li
 
 def read_jsonl(path: Path, columns: Sequence[str] = ()) -> list[FileRow]:
     """Read the objects of a JSON-lines file, whatever its suffix; each must have the columns. Empty lines go."""
-    text = benchmark_text(path)
-    if text.lstrip().startswith("["):
+    if (text := benchmark_text(path)).lstrip().startswith("["):
         raise ValueError(f"{path} is one JSON list, not one JSON object per line: write a line for each of them")
     lines = ((f"{path}, line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
     return [_object(_parsed(line, place), place, columns) for place, line in lines]
@@ -198,8 +197,7 @@ def read_split(
         dataset = _from_hub(task, source, split, config)
         places = [f"{source} ({label}), row {row + 1}" for row in range(len(dataset))]
     else:
-        paths = parquet_files(source, split, config)
-        if not paths:
+        if not (paths := parquet_files(source, split, config)):
             below = "data" if config is None else config
             raise ValueError(f"task {task.name}: {source} has no {below}/{split}-*.parquet. {task.where}")
         dataset, places = _from_files(paths)

@@ -306,8 +306,7 @@ class TextVQA(ImageQuestions):
                 raise ValueError(f"{row.place}: a text must have {lines}; got {row.values['text']!r}")
             text = "\n".join([question, *rest] if self.ocr else [question, rest[-1]])
             image = row.values["question_id"]
-            waiting = known.get((image, question.lower()))
-            if not waiting:
+            if not (waiting := known.get((image, question.lower()))):
                 lacks = f"{path} has no (further) answers for question {question!r} of image {image!r}"
                 raise ValueError(f"{row.place}: {lacks}; the two files must be of the same split")
             source = inside(folder / "train_images", row.text("image"))

@@ -171,8 +171,7 @@ class WikiText(Task):
 
     def samples(self) -> Sequence[Sample]:
         sizes = (self.context_words, self.prefix_words, self.query_words)
-        samples = list(windows(self._text(), sizes))
-        if not samples:
+        if not (samples := list(windows(self._text(), sizes))):
             raise ValueError(f"{self.source or self.hub_id} has fewer words than one window of {sum(sizes)}; ask fewer")
         return samples
 

@@ -67,8 +67,7 @@ def check_jieba(sets: Iterable[str]) -> None:
 
 
 def _word_f1(prediction: Sequence[str], answer: Sequence[str]) -> float:
-    shared = (Counter(prediction) & Counter(answer)).total()
-    if not shared:
+    if not (shared := (Counter(prediction) & Counter(answer)).total()):
         return 0.0
     precision, recall = shared / len(prediction), shared / len(answer)
     return 2 * precision * recall / (precision + recall)

@@ -225,8 +225,7 @@ class MathVista(ImageQuestions):
         return {key: row.values[key] for key in ("choices", "question_type", "answer_type", "precision", "answer")}
 
     def own_rows(self, folder: Path) -> list[FileRow] | None:
-        path = folder / "testmini.json"
-        if not path.is_file():
+        if not (path := folder / "testmini.json").is_file():
             return None
         rows = read_entries(path, None, (*self.columns, "image"))
         return [row.with_values(decoded_image=folder / row.text("image")) for row in rows]

@@ -278,8 +278,7 @@ class MMMU(ImageQuestions):
 
     def sample(self, row: FileRow, number: int) -> Sample:
         name, options = row.text("id"), _python_list(row, "options")
-        subject = re.fullmatch(r"[^_]+_(.+)_\d+", name)
-        if subject is None:
+        if (subject := re.fullmatch(r"[^_]+_(.+)_\d+", name)) is None:
             raise ValueError(f"{row.place}: id {name!r} names no subject, as in 'validation_Accounting_1'")
         choice = row.values["question_type"] == "multiple-choice"
         answers = [self.answer(row)] if choice or not self.answer(row).startswith("[") else _python_list(row, "answer")

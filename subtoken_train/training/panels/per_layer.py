@@ -80,8 +80,7 @@ class TrainedPanel(Callback):
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Optimizer) -> None:
         if not panels.logs_next(trainer):
             return
-        found = _by_layer("gradient_norm", panels.gradients_of(trainer, pl_module))
-        if found:
+        if found := _by_layer("gradient_norm", panels.gradients_of(trainer, pl_module)):
             found["gradient_norm/total"] = torch.linalg.vector_norm(torch.stack(list(found.values())))
         found |= _by_layer("weight_norm", {name: p.detach() for name, p in pl_module.trained().items() if p.numel()})
         panels.write(trainer, panels.read_together(found), trainer.global_step + 1)
