@@ -39,8 +39,7 @@ def test_flags_and_axes_are_the_declared_ones():
 
 
 def test_python_keywords_are_settings_too():
-    own = CompressionSettings.__optional_keys__
-    assert own < set(ARM_SETTINGS)
+    assert CompressionSettings.__optional_keys__ < set(ARM_SETTINGS)
 
 
 @pytest.mark.parametrize(("given", "read"), [("3136", 3136), (3136, 3136)])

@@ -103,8 +103,7 @@ def test_numbers_of_another_shape(path):
 
 
 def test_a_wrapper_hands_on_what_its_method_reads(path):
-    method = build_eviction("ada(duo_attention)", calibration=path)
-    assert method.calibrated.numbers == ALPHAS
+    assert build_eviction("ada(duo_attention)", calibration=path).calibrated.numbers == ALPHAS
     assert build_eviction("ada(snapkv)").calibrated is None
 
 

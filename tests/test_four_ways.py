@@ -56,8 +56,7 @@ def test_forty_captions_lead_to_answers_and_to_a_plan(tmp_path):
         picture.save(folder / f"{number:02}.png")
         lines.append(f"{number:02}.png,{colour}")
     (folder / "captions.csv").write_text("\n".join(lines))
-    made = said(tmp_path, "init", "shots", "--backbone", "tiny")
-    assert "Describe the picture." in made
+    assert "Describe the picture." in said(tmp_path, "init", "shots", "--backbone", "tiny")
     for name in ("shots", "shots_anchor"):
         said(tmp_path, "fit", "--config", f"shots_subtoken/{name}.yaml", "--trainer.max_steps", "6")
     arms = ["--adapter", "runs/shots", "--adapter", "runs/shots_anchor"]
@@ -79,5 +78,4 @@ def test_building_on_it(tmp_path):
     checked = subprocess.run([sys.executable, "-m", "mypy", "user.py"], check=False, cwd=tmp_path, capture_output=True)
     assert b"evicton" in checked.stdout
     assert checked.returncode == 1
-    schema = json.loads(said(tmp_path, "recipes", "schema"))
-    assert schema["properties"]
+    assert json.loads(said(tmp_path, "recipes", "schema"))["properties"]

@@ -46,8 +46,7 @@ def test_what_shares_a_pass_keeps_what_each_keeps_alone(backbone, notations):
 
 
 def test_a_record_counts_bytes_and_scores_facts_and_text(backbone):
-    tokenizer = backbone.family.tokenizer
-    asked = real_text.contexts(tokenizer, "the cat sat on the mat . " * 400, 1)
+    asked = real_text.contexts(backbone.family.tokenizer, "the cat sat on the mat . " * 400, 1)
     assert len(asked[0].questions) == real_text.FACTS + 1
     some = [real_text.Arm("full cache", Compression()), real_text.Arm("int8", Compression(kv_dtype="int8"))]
     with reading_packed(backbone.family.decoder.config), torch.no_grad():

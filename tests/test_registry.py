@@ -103,8 +103,7 @@ def test_two_packages_with_one_name_are_refused(install):
 
 @pytest.mark.parametrize("name", ["os:system", "more_methods:Newest", "subtoken_train.evictions.h2o:H2O", ""])
 def test_a_name_never_imports_what_it_spells(install, name):
-    registry = install("newest = more_methods:Newest")
-    refuses("unknown eviction method", registry.find, name)
+    refuses("unknown eviction method", install("newest = more_methods:Newest").find, name)
     assert "more_methods" not in sys.modules
 
 

@@ -169,8 +169,7 @@ def test_a_cpus_peak_holds_weights_prompts_and_cache_and_grows_with_the_prompt(p
     weights = sum(tensor.untyped_storage().nbytes() for tensor in family.model.parameters())
     peaks = []
     for batch in (short, draw_prompts(family, PromptParts(0, 0, 0, 4, 80), 1)):
-        side = PackedSide("packed", "", family, batch, build_reducer("none"), None, Compression())
-        found = hold(side, 2)
+        found = hold(PackedSide("packed", "", family, batch, build_reducer("none"), None, Compression()), 2)
         assert found.peak_bytes >= weights + found.final_bytes["total"]
         assert found.final_bytes["tail"] == 2 * family.shape.token_bytes
         peaks.append(found.peak_bytes - found.final_bytes["total"])

@@ -124,8 +124,7 @@ def test_choice_equals_a_plain_loop(rows, heads, group, length, size, seed):
 
 
 def test_ties_go_to_the_earlier_page():
-    keys = torch.ones(1, 1, 8, 4)
-    assert chosen_pages(index_of(keys, 2, 2), torch.ones(1, 1, 1, 4)).tolist() == [[[0, 1]]]
+    assert chosen_pages(index_of(torch.ones(1, 1, 8, 4), 2, 2), torch.ones(1, 1, 1, 4)).tolist() == [[[0, 1]]]
 
 
 @pytest.mark.parametrize("bits", [0, 8, 4])

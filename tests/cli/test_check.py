@@ -177,8 +177,7 @@ def test_lengths_of_all_records(capsys, records):
     shortest, median, longest = map(int, re.findall(r"(\d+) (?:shortest|median|longest)", words))
     assert 64 < shortest < median < longest
     assert words.endswith("max_length 160 cuts none")
-    first = int(re.search(r"first record 'r0': (\d+) tokens", "\n".join(lines))[1])
-    assert first == shortest
+    assert int(re.search(r"first record 'r0': (\d+) tokens", "\n".join(lines))[1]) == shortest
     cut = line_of(checked(capsys, of(records, "--data.max_length", str(longest - 1))), "tokens of all 10")
     assert f"max_length {longest - 1} cuts 1 (10 %)" in cut
     lines, message = stopped(capsys, of(records, "--data.max_length", str(shortest + 20)))
@@ -221,8 +220,7 @@ def test_texts(capsys, tmp_path):
     argv = ["--config", "mine_subtoken/mine.yaml"]
     lines = checked(capsys, argv)
     words = line_of(lines, "tokens of all ")
-    blocks = int(re.search(r"documents: .* together, about (\d+) blocks", words)[1])
-    assert blocks >= 2
+    assert int(re.search(r"documents: .* together, about (\d+) blocks", words)[1]) >= 2
     assert line_of(lines, "expected time: about ")
     assert "fewer than one block of block_length 99,999" in check_refused(
         capsys, [*argv, "--data.block_length", "99999"]

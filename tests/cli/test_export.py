@@ -94,8 +94,7 @@ def test_a_run_gives_its_adapter_else_its_newest_checkpoint(run, tmp_path, capsy
     moved = tmp_path / "joint"
     shutil.copytree(run, moved)
     shutil.rmtree(moved / "adapter")
-    broken = begin(moved / "checkpoints", 99)
-    (broken / "state.ckpt").write_bytes(b"half")
+    (begin(moved / "checkpoints", 99) / "state.ckpt").write_bytes(b"half")
     assert main(["export", str(moved), str(tmp_path / "from_checkpoint")]) == 0
     ours, theirs = logits(tmp_path / "from_adapter"), logits(tmp_path / "from_checkpoint")
     assert torch.equal(ours, theirs)

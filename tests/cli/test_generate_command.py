@@ -140,8 +140,7 @@ def command(adapter, prompts, output, *argv):
 
 def call(capsys, *argv):
     """Exit code and stderr."""
-    code = main([*map(str, command(*argv))])
-    return code, capsys.readouterr().err
+    return main([*map(str, command(*argv))]), capsys.readouterr().err
 
 
 def stopped(capsys, *argv):

@@ -164,8 +164,7 @@ def test_short_chats_are_padded_among_their_like_and_those_without_a_context_are
         data.setup("fit")
     lengths = np.array([len(data._train[i].input_ids) for i in range(62)])
     batches = np.array(list(data.training_order()))[:60].reshape(-1, 4)
-    padded = sum(lengths[batch].max() * len(batch) for batch in batches)
-    assert padded <= 1.2 * lengths[batches].sum()
+    assert sum(lengths[batch].max() * len(batch) for batch in batches) <= 1.2 * lengths[batches].sum()
     batch = next(data.samples(family(), 1, 4))
     assert batch.record_ids[0].endswith("chats.jsonl, record '0'")
 

@@ -54,8 +54,7 @@ def stream(texts, tokenizer):
 def test_blocks_are_the_stream_of_documents_and_ends(byte_tokenizer, bos, texts, block_length):
     tokenizer = byte_tokenizer(bos)
     rows = [{"text": text} for text in texts]
-    made = iterate_blocks(iterate_documents(rows, CorpusSource("x")), tokenizer, block_length)
-    blocks = list(made)
+    blocks = list(iterate_blocks(iterate_documents(rows, CorpusSource("x")), tokenizer, block_length))
     assert all(len(block) == block_length for block in blocks)
     if bos:
         assert all(block[0] == BOS for block in blocks)

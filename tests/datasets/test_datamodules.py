@@ -158,8 +158,7 @@ def test_images_validation_and_folders(tiny_family, tmp_path):
     (tmp_path / "scenes/dev.json").rename(tmp_path / "dev.json")  # images are found beside the *training* file
     module, val = Recorder(tiny_family), str(tmp_path / "dev.json")
     path = str(tmp_path / "scenes/train.json")
-    data = instructions(path, val_file=val, batch_size=2, val_batch_size=3, num_workers=1)
-    fit(module, data, max_epochs=1)
+    fit(module, instructions(path, val_file=val, batch_size=2, val_batch_size=3, num_workers=1), max_epochs=1)
     assert sorted(name for row in module.seen for name in row[4:]) == [f"train-00000{i}" for i in range(4)]
     assert module.validated == [["dev-000000", "dev-000001", "dev-000002"]]
 

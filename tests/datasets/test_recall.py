@@ -37,8 +37,7 @@ def test_the_context_is_whole_and_states_what_is_asked(tokenizer, length, facts,
         assert len({code.split()[0] for code in stated.values()}) == facts  # adjectives are not repeated
         assert len(sample.codes) == questions
         assert sample.codes.items() <= stated.items()
-        question = tokenizer.decode(ids[length : text.prompt_length])
-        assert question == f"\nCodes of {', '.join(sample.codes)}?"
+        assert tokenizer.decode(ids[length : text.prompt_length]) == f"\nCodes of {', '.join(sample.codes)}?"
         answer = tokenizer.decode(ids[text.prompt_length : -1])
         assert answer == "".join(f" {name} {code}." for name, code in sample.codes.items())
         assert recall_accuracy(answer, sample.codes) == 1.0

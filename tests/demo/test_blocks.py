@@ -99,8 +99,7 @@ def test_a_text_is_asked_and_its_kept_words_are_marked(serve):
         page.locator("#keep textarea").fill("0.2")
         page.wait_for_timeout(500)
         page.click("#ask")
-        marked = page.locator("#tokens-1")
-        playwright.expect(marked).to_contain_text("plays the cello", timeout=60_000)
+        playwright.expect(page.locator("#tokens-1")).to_contain_text("plays the cello", timeout=60_000)
         assert re.search(r"compressed\tkvzip 0.2\t", page.locator("#facts").inner_text())
         colours = "own => new Set([...own.querySelectorAll('span')].map(e => getComputedStyle(e).backgroundColor)).size"
         whole, kept = (page.locator(f"#tokens-{place}").evaluate(colours) for place in (0, 1))

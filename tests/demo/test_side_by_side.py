@@ -182,8 +182,7 @@ def test_pictures_follow_the_layer(answers):
     groups = [[np.array(each) for each in drawings.group_pictures(routed, layer)] for layer in (0, 5)]
     assert (groups[0][1] != groups[1][1]).any()
     assert drawings.group_pictures(whole, 0) == []
-    night = np.array(drawings.token_picture(routed, 5, dark=True))
-    assert night[0, 0].max() < 50 < drawn[1][0, 0].min()
+    assert np.array(drawings.token_picture(routed, 5, dark=True))[0, 0].max() < 50 < drawn[1][0, 0].min()
 
 
 @pytest.mark.slow

@@ -235,8 +235,7 @@ def test_fastv_ranks_by_the_attention_of_the_mrope_decoder(tmp_path):
     for layer in range(4):
         below = qwen.run_layers(qwen.embed(batch), visible, positions, stop=layer)
         row = row_attention(qwen, layer, below, visible, positions, row_B)
-        expected = full[layer].mean(1)[torch.arange(3), row_B]
-        torch.testing.assert_close(row, expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(row, full[layer].mean(1)[torch.arange(3), row_B], rtol=1e-4, atol=1e-5)
     assert row.std() > 0.01
 
 

@@ -66,8 +66,7 @@ def truth(backbone, ids, gates_N, late_NN):
 
     def attention(module, query, key, value, attention_mask, scaling=None, **_):
         selector = bank.selectors[module.layer_idx].token
-        logits_hN = (read[module.layer_idx] @ selector.weight.T + selector.bias + OPEN)[0].T
-        gone_hN = (logits_hN < 0) & gates_N
+        gone_hN = ((read[module.layer_idx] @ selector.weight.T + selector.bias + OPEN)[0].T < 0) & gates_N
         closed.append(gone_hN)
         gate_hN = torch.where(gone_hN, -math.inf, 0.0)
         return loops(query[0], key[0], value[0], gate_hN, late_NN, scaling).transpose(0, 1)[None], None

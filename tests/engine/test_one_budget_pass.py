@@ -110,8 +110,7 @@ def test_all_layers_share_one_budget(kind, share):
     assert (spent <= share * dense).all()
     assert (share * dense - spent < 65).all()
     assert len({int(bytes_B[0]) for bytes_B in by_layer}) == family.shape.num_layers
-    ledger = measured_ledger(first.plan, batch.regions_BN, family.shape)
-    assert ledger.fraction("context") <= share
+    assert measured_ledger(first.plan, batch.regions_BN, family.shape).fraction("context") <= share
 
 
 @pytest.mark.parametrize("gate", [False, True])
@@ -191,8 +190,7 @@ def test_a_head_may_keep_nothing_of_a_text():
     backbone = eager(text_family(), settings(byte_share=0.02, byte_pool="all", sinks=0, window=0)).eval()
     batch = text_batch([(24, 6, 0), (16, 4, 0)], True)
     batch.regions_BN[batch.regions_BN == Region.SYSTEM] = Region.CONTEXT
-    found = from_truth(backbone, batch, 5, Compression(), "context_first")
-    assert found.largest < 1e-4
+    assert from_truth(backbone, batch, 5, Compression(), "context_first").largest < 1e-4
     keys = torch.stack([*backbone.run(batch).state.keys.values()]) & (batch.regions_BN == Region.CONTEXT)[:, None]
     assert (keys.sum((-1, -2)) == 0).any()
     model = SubTokenModel.around(backbone, Compression())

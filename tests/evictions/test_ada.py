@@ -216,8 +216,7 @@ def test_critical_ada_is_the_paper_s(chain, count):
 def test_scores_of_any_size_stay_numbers_in_their_order():
     scores = torch.tensor([[[-torch.inf, -3e38, 0.0, 1.0, 3e38, torch.inf]]])
     norm = torch.tensor([[[0.0, 5.0, 0.0, 2.0, 1e30, 1e30]]])
-    first = torch.tensor([[[True, False, False, False, False, False]]])
-    found = two_stages(scores, first, norm, 0.0)
+    found = two_stages(scores, torch.tensor([[[True, False, False, False, False, False]]]), norm, 0.0)
     assert found.isfinite().all()
     assert found[0, 0, 0] > found[0, 0, 1:].max()
     second = found[0, 0, 1:].tolist()

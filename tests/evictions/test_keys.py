@@ -250,8 +250,7 @@ def plain_attention(query, key, value, method):
 def test_equal_to_the_plain_reference(masked, pad):
     """Padding, three lengths (one is protected as a whole), rows that are no entries, a last chunk that is short."""
     method = build_eviction("compactor", sinks=3, last=2, chunk=4, sketch=5, blending=0.7, masked=masked, seed=2)
-    prompts = [[1] + [2] * 16 + [4] * 4, [4] * 9, [4] * 4]
-    view = layer_views(prompts, method.needs, pad, dropped=[(1, 0.2)])[1]
+    view = layer_views([[1] + [2] * 16 + [4] * 4, [4] * 9, [4] * 4], method.needs, pad, dropped=[(1, 0.2)])[1]
     found = method.score(view)
     for sample in range(3):
         rows = view.entries_BN[sample].nonzero()[:, 0]

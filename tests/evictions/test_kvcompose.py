@@ -60,8 +60,7 @@ def test_golden(shared, case):
         exact = torch.full((layers, 1), total, dtype=torch.float64)
         candidates = Candidates([competes.long()] * layers, [competes] * layers, exact.long(), exact)
         method = KVCompose(structured=structured, kvpress=structured, lower_bound=bound, exact_total=True)
-        counts = method.counts(found, candidates)[:, 0]
-        assert counts.tolist() == tensors[f"important_per_{name}"].tolist()
+        assert method.counts(found, candidates)[:, 0].tolist() == tensors[f"important_per_{name}"].tolist()
         if structured != case.startswith("un"):
             assert torch.equal(torch.stack(method.keep(found, candidates))[:, 0], tensors["kept_mask"])
     curves = torch.cat([score_curve(each, competes) for each in scores])

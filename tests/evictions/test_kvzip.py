@@ -136,8 +136,7 @@ def found(seed, layers=3, levels=None):
     regions[0], regions[1, 3:10] = C, C
     none = torch.zeros_like(regions, dtype=torch.bool)
     scores = [Scores((random_scores(seed + i, 2, 2, 12, levels=levels) / 5).sigmoid(), none) for i in range(layers)]
-    budget = torch.tensor([[6, 3]] * layers)
-    return scores, Candidates([regions] * layers, [regions > 0] * layers, budget)
+    return scores, Candidates([regions] * layers, [regions > 0] * layers, torch.tensor([[6, 3]] * layers))
 
 
 @pytest.mark.parametrize("seed", range(4))

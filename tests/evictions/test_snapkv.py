@@ -214,8 +214,7 @@ def windows_of(backbone, method, keep, monkeypatch, scope="all"):
 def test_a_tenth_of_the_budget_is_the_window(backbone, keep, rows, monkeypatch):
     """Of 2, 10, 20 and 40 entries: those that observe are 1 at least, and at 1 % one entry is still chosen."""
     for name in ("snapkv", "pyramidkv"):
-        method = build_eviction(name, window=0.1)
-        assert windows_of(backbone, method, keep, monkeypatch) == [max(rows, 1)] * 2
+        assert windows_of(backbone, build_eviction(name, window=0.1), keep, monkeypatch) == [max(rows, 1)] * 2
     for share in ({"window": 0.1}, {"recent_share": 0.1}):
         assert windows_of(backbone, build_eviction("h2o", **share), keep, monkeypatch) == [rows] * 2
     uniform = build_eviction("vl_cache", recent=0.1, budgets="uniform")

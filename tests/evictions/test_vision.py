@@ -23,8 +23,7 @@ def plain_importance(view, i, observers):
 
 def plain_elite(view, i, text, alpha):
     keys = [place in text for place in range(view.regions_BN.shape[1])]
-    matrix = dense_attention(view.query_BHNd[i], view.key_BhNd[i], keys, view.scale)
-    row = matrix[:, text[-1]].mean(0)
+    row = dense_attention(view.query_BHNd[i], view.key_BhNd[i], keys, view.scale)[:, text[-1]].mean(0)
     best = max(row[j] for j in text)
     return [j for j in text if row[j] >= alpha * best]
 
@@ -143,8 +142,7 @@ def test_budget_by_density(density, lengths, budget, expected):
 def test_other_budgets(budgets, expected):
     """Of unequal layers too: 1.95, 1 and 0.05 of 10, 20 and 30 are 19.5, 20 and 1.5, scaled to the 60 of the total."""
     scores, candidates = budget_case([0.0, 0.0, 1.0], [100] * 3, [10, 20, 30])
-    counts = methods.VLCache(budgets=budgets, least=0.0).counts(scores, candidates)[:, 0].tolist()
-    assert counts == expected
+    assert methods.VLCache(budgets=budgets, least=0.0).counts(scores, candidates)[:, 0].tolist() == expected
 
 
 @pytest.mark.parametrize(("recent", "window"), [(0.0, 0), (0.1, 2), (1.0, 20)])

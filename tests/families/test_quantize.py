@@ -156,8 +156,7 @@ def test_checkpointing_changes_nothing(folders, kind, dtype):
 
 
 def test_an_8_bit_layer_keeps_no_input_for_its_frozen_weight(folders):
-    family = load_family(BackboneConfig(folders("llama"), quantization="int8"))
-    layer = family.decoder.layers[1].mlp.gate_proj
+    layer = load_family(BackboneConfig(folders("llama"), quantization="int8")).decoder.layers[1].mlp.gate_proj
     inputs = torch.randn(2, 7, 64, requires_grad=True)
     output = layer(inputs)
     held = [value for value in vars(output.grad_fn).values() if isinstance(value, torch.Tensor)]

@@ -109,8 +109,7 @@ def test_placeholders_are_what_the_processor_writes(family):
 def test_inputs_read_back_are_the_batch_and_collate_makes_the_same(family, kind):
     pictures = PICTURES[kind]
     inputs = inputs_of(family, pictures)
-    visible = inputs["attention_mask"].bool()
-    batch = batch_from_inputs(family, inputs["input_ids"], visible, inputs, None)
+    batch = batch_from_inputs(family, inputs["input_ids"], inputs["attention_mask"].bool(), inputs, None)
     assert batch.images_per_sample_B.tolist() == [len(pictures)]
     if pictures:
         pixels, grid = family.process_images(pictures)

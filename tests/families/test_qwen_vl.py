@@ -50,8 +50,7 @@ def mrope_by_hand(family, batch):
                 following += 1
                 continue
             rows, columns = grids[0][1] // 2, grids[0][2] // 2
-            steps = torch.tensor([0, place // columns, place % columns])
-            position[:, sample, column] = following + steps
+            position[:, sample, column] = following + torch.tensor([0, place // columns, place % columns])
             place += 1
             if place == rows * columns:
                 following, place = following + max(rows, columns), 0

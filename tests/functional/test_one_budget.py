@@ -60,8 +60,7 @@ def slow_best(key, logits, competes, always, costs, budget_B, pooled):
     for sample, own in product(range(len(key)), pools(key.shape[1], pooled)):
         places = [(head, n) for n in competes[sample].nonzero()[:, 0].tolist() for head in own]
         every = torch.cat([key[sample][..., None], logits[sample]], -1).float()
-        top = max((every[place].max() for place in places), default=0)
-        worth = (every - top).clamp(max=0).exp().tolist()
+        worth = (every - max((every[place].max() for place in places), default=0)).clamp(max=0).exp().tolist()
         entries = [(worth[h][n][0], worth[h][n][1:], bool(always[sample, n])) for h, n in places]
         for place, kept in slow_pool(entries, costs, int(budget_B[sample])).items():
             keys[(sample, *places[place])] = True

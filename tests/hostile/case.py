@@ -253,8 +253,7 @@ def read_by(place: Place, text: str, spoilt: Spoilt) -> Case:
     words, (what, expect) = place.words(text), spoilt
     writes, compared = WRITES.get(words[0], ((), ()))
     anyway = ("run/logs", "run/.lock", "run.lock") if "--resume" in words else ()
-    reference = same(place, words, compared)
-    return Case(f"{words[0]}: {what}", words, expect, writes, anyway, reference=reference)
+    return Case(f"{words[0]}: {what}", words, expect, writes, anyway, reference=same(place, words, compared))
 
 
 def _twin(

@@ -89,8 +89,7 @@ def damaged_tensors(draw: random.Random, content: bytes) -> tuple[bytes, str, Ex
     for _ in range(TRIES):
         spoilt, what = damaged(draw, content)
         try:
-            size = int.from_bytes(spoilt[:8], "little")
-            parsed_json(spoilt[8 : 8 + size])
+            parsed_json(spoilt[8 : 8 + int.from_bytes(spoilt[:8], "little")])
             after = load(spoilt)
         except (SafetensorError, NoDocument, KeyError):
             return spoilt, what, Expect.REFUSED

@@ -155,8 +155,7 @@ def test_an_answer_ends_where_the_model_says(monkeypatch):
     """Chat models end a turn with a token that is not the tokenizer's end of text."""
     model = asking(family="llama", **PLAIN)
     (whole,) = model.ask(TEXTS[0], QUESTIONS[:1], max_new_tokens=8)
-    third = model.tokenizer(whole, add_special_tokens=False)["input_ids"][2]
-    ends = [model.tokenizer.eos_token_id, third]
+    ends = [model.tokenizer.eos_token_id, model.tokenizer(whole, add_special_tokens=False)["input_ids"][2]]
     monkeypatch.setattr(model.backbone.model.generation_config, "eos_token_id", ends)
     (short,) = model.ask(None, QUESTIONS[:1], max_new_tokens=8)
     assert whole.startswith(short)

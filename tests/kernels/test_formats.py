@@ -129,8 +129,7 @@ def test_places_are_those_of_the_flags(seed, rows, heads, bits, entries, share):
         if flags_RSM[row, piece_bit[piece], entry]
     ]
     prepare_bits(flags_RSM.device)
-    got = places_in_bits(pack_bits(flags_RSM), piece_bit, heads, entries, len(expected))
-    assert got.tolist() == expected
+    assert places_in_bits(pack_bits(flags_RSM), piece_bit, heads, entries, len(expected)).tolist() == expected
 
 
 def plain_rows(key_Md: torch.Tensor, value_Md: torch.Tensor, form: Format, stored_Md: torch.Tensor | None, edges: list):
@@ -287,8 +286,7 @@ def test_what_has_no_range_and_what_fp16_does_not_hold(name):
     read = form.store_keys(keys).read()
     assert torch.isfinite(read).all()
     assert torch.equal(read[..., :2], keys[..., :2])
-    none = form.store_pieces(torch.randn(2, 4), torch.tensor([0, 2]), (1, 1, 3), 1)
-    assert none.scale[0, 0, 1, 0, 1] == 0
+    assert form.store_pieces(torch.randn(2, 4), torch.tensor([0, 2]), (1, 1, 3), 1).scale[0, 0, 1, 0, 1] == 0
 
 
 @pytest.mark.parametrize("count", [0, 1, 63, 64, 95, 96, 100, 160])

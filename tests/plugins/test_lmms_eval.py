@@ -64,8 +64,7 @@ def plugin(monkeypatch):
 
 
 def picture(seed, height=90, width=70):
-    pixels = np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
-    return Image.fromarray(pixels)
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8))
 
 
 DOCUMENTS = [
@@ -133,8 +132,7 @@ def test_losses_are_those_of_the_whole_conversation(plugin, vlm_adapter):
         wanted.append(cross_entropy(logits[:-1], labels[1:]).item())
     for size in (1, 4):
         model = made(plugin, size, backbone=backbone)
-        got = model.loglikelihood(asked)
-        assert [loss for loss, _ in got] == pytest.approx(wanted, abs=1e-4)
+        assert [loss for loss, _ in model.loglikelihood(asked)] == pytest.approx(wanted, abs=1e-4)
         assert model.runner.counted.prompts == 5  # one pass for the three answers of a question
 
 

@@ -153,8 +153,7 @@ def test_bands_and_commands(recipe):
     text = "\n".join(recipe.lines)
     assert all(f"### {band}" in text for band in ("model", "method", "train", "dataset", "output"))
     assert f"subtoken-train fit --config recipes/{recipe.name}.yaml" in text
-    named = set(re.findall(r"recipes/([\w.]+)\.yaml", text))
-    assert named <= {path.stem for path in RECIPES}
+    assert set(re.findall(r"recipes/([\w.]+)\.yaml", text)) <= {path.stem for path in RECIPES}
 
 
 @sampled("anchor", [path for path in RECIPES if path.stem.endswith("_anchor")], every=12, ids=lambda p: p.stem)

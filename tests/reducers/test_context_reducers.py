@@ -75,8 +75,7 @@ def test_the_eviction_before_the_question_keeps_the_same_with_one_set_for_all_he
     batch = text_batch([(24, 6, 0), (17, 4, 0), (21, 3, 0)])
 
     def kept(backbone, compression, protocol):
-        cache = PackedCache(family.shape.num_layers)
-        opened = open_prompts(backbone, batch, cache, compression, protocol)
+        opened = open_prompts(backbone, batch, PackedCache(family.shape.num_layers), compression, protocol)
         places = [[set(row[row >= 0].tolist()) for row in part.entries_BN] for part in opened.plan.layers]
         return opened.logits_BV, places
 

@@ -236,8 +236,7 @@ def test_plus_adds_the_releases_spread_tokens(tokens, peaks):
     share = outliers(states.received[0]) / tokens
     chosen = plus_by_loop(states.received[0], share)
     assert chosen_tokens(states.received[0], int(tokens * share), spread_step(share)).tolist() == chosen
-    reducer = build_reducer("prumerge", 1.0, plus=True, adaptive=True)
-    merged = reducer.merge(states, unread(states)).tokens[0]
+    merged = build_reducer("prumerge", 1.0, plus=True, adaptive=True).merge(states, unread(states)).tokens[0]
     assert len(merged) == len(chosen) + 1
     if tokens < 100:
         torch.testing.assert_close(merged, by_loop(states, chosen), rtol=1e-4, atol=1e-5)

@@ -122,8 +122,7 @@ def test_shares_are_exact_and_fit_their_tiles(patches, share):
 @given(high=st.integers(1, 90), wide=st.integers(1, 90), ratio=st.floats(0.01, 0.999))
 def test_the_budget_counts_every_placeholder(name, round_up, high, wide, ratio):
     states = states_of((high, wide))
-    reducer = build_reducer(name=name, keep_ratio=ratio, round_up=round_up)
-    merged = reducer.merge(states, unread(states))
+    merged = build_reducer(name=name, keep_ratio=ratio, round_up=round_up).merge(states, unread(states))
     kept = kept_count(LAYOUT.placeholders((high, wide)), ratio, round_up)
     assert merged.tokens[0].shape == (kept, 5)
     assert merged.slots[0].nonzero()[:, 0].tolist() == list(range(kept))

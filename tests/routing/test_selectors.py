@@ -252,8 +252,7 @@ def noted_attention(backbone, batch, **options):
 def test_the_attention_is_the_mean_of_the_queries_rows_in_that_layer(tiny_family, pad_left):
     """Against transformers' eager attention of the reduced sample alone, where nothing is dropped."""
     batch = make_batch(MIXED, pad_left)
-    backbone = compress(tiny_family, RoutingConfig(kept_groups=15, features=BOTH))
-    told, _ = noted_attention(backbone, batch)
+    told, _ = noted_attention(compress(tiny_family, RoutingConfig(kept_groups=15, features=BOTH)), batch)
     eager = copy.deepcopy(tiny_family.model)
     eager.set_attn_implementation("eager")
     seen = batch.regions_BN[0] != Region.PADDING

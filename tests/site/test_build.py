@@ -114,12 +114,10 @@ def test_it_is_whole_and_asks_nobody(site):
     assert len(recipe) > 200
     assert [name for name in sorted(recipe | grid) if name not in searched] == []
 
-    contributing = (site / "CONTRIBUTING" / "index.html").read_text(encoding="utf-8")
-    assert 'href="../architecture/"' in contributing
+    assert 'href="../architecture/"' in (site / "CONTRIBUTING" / "index.html").read_text(encoding="utf-8")
     catalogue = (site / "recipes" / "catalogue" / "tiny" / "index.html").read_text(encoding="utf-8")
     assert f'href="{ADDRESS}/blob/HEAD/recipes/tiny_fastv25_s16k4.yaml"' in catalogue
-    install = (site / "install" / "index.html").read_text(encoding="utf-8")
-    assert "Needs a network, a checkout:" in install
+    assert "Needs a network, a checkout:" in (site / "install" / "index.html").read_text(encoding="utf-8")
     assert 'href="../glossary/#router" title="' in (site / "first_run/index.html").read_text(encoding="utf-8")
     torn = [name for name in pages if "<p>|" in (site / name).read_text(encoding="utf-8")]
     assert torn == []  # tables that were read as text

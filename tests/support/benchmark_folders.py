@@ -137,8 +137,7 @@ def _mmlu_table(
 
 def reference_cases(shared: Path, name: str) -> list[dict[str, Any]]:
     """All lines of ``golden_eval/NAME`` of the reference material."""
-    paths = sorted((shared / "golden_eval" / name).glob("set_*.jsonl"))
-    if not paths:
+    if not (paths := sorted((shared / "golden_eval" / name).glob("set_*.jsonl"))):
         pytest.skip(f"reference material (golden_eval/{name}) is absent")
     cases = [case for path in paths for case in _lines(path)]
     assert cases

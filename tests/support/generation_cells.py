@@ -48,8 +48,7 @@ def model_of(**levels: str) -> SubTokenModel:
     cell = CELL | levels
     if cell["family"] == "llama" and cell["reducer"] != "none":
         cell["reducer"] = "quest"
-    backbone = backbone_of(cell)
-    return SubTokenModel.around(backbone, compression_of(cell))
+    return SubTokenModel.around(backbone_of(cell), compression_of(cell))
 
 
 def inputs_of(model: SubTokenModel, kind: str = "three", pad_left: bool = True) -> dict:

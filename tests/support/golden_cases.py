@@ -20,8 +20,7 @@ from subtoken_train.view.view import View
 
 def record(method: str, case: str, difference: float) -> None:
     """Append a row ``method,case,max_difference`` to the file that SUBTOKEN_GOLDEN_TABLE names, if it names one."""
-    table = os.environ.get("SUBTOKEN_GOLDEN_TABLE")
-    if table:
+    if table := os.environ.get("SUBTOKEN_GOLDEN_TABLE"):
         with Path(table).open("a", newline="") as file:
             csv.writer(file, lineterminator="\n").writerow([method, case, f"{difference:g}"])
 

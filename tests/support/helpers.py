@@ -181,8 +181,7 @@ def interrupted_fit(argv: list[str], after_step: int) -> int:
 
 
 def last_state(run: Path) -> dict:
-    newest = newest_complete(run / "checkpoints")
-    return torch.load(state_path(newest), weights_only=True)
+    return torch.load(state_path(newest_complete(run / "checkpoints")), weights_only=True)
 
 
 def moved_by_fit(cli: RecipeCLI) -> set[str]:

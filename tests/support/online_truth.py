@@ -78,8 +78,7 @@ def note_lost(run: OnlineRun, tap, appended: int) -> None:
         for sample, truth in enumerate(run.truths):
             columns = columns_of(tap, number, sample)
             row = truth.position.shape[-1] + appended
-            after = torch.arange(truth.position.shape[-1] - len(truth.rest_q), row)
-            columns = torch.cat([columns, after])
+            columns = torch.cat([columns, torch.arange(truth.position.shape[-1] - len(truth.rest_q), row)])
             alive = torch.zeros(kv_heads, row, dtype=torch.bool)
             for head in range(kv_heads):
                 own = sample if len(record.place_RM) == len(run.truths) else sample * kv_heads + head

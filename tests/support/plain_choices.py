@@ -92,8 +92,7 @@ def without_by_loop(rows, count):
     while len(left) > count:
         first, second = left[::2], left[1::2]
         like = {i: max(cosine(rows[i], rows[j]) for j in second) for i in first}
-        order = sorted(first, key=lambda i: -like[i])
-        left = order[min(8, len(left) - count, len(first)) :] + second
+        left = sorted(first, key=lambda i: -like[i])[min(8, len(left) - count, len(first)) :] + second
     return left
 
 

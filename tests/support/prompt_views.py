@@ -137,8 +137,7 @@ def candidates_of(method, views, keep):
     regions = [view.regions_BN for view in views]
     competes = [codes == V if "aircache" in method.name else codes > 0 for codes in regions]
     counts = torch.stack([each.sum(-1) for each in competes])
-    budget = torch.minimum((counts * keep).long().clamp(min=1), counts)
-    return Candidates(regions, competes, budget)
+    return Candidates(regions, competes, torch.minimum((counts * keep).long().clamp(min=1), counts))
 
 
 def plan(method, views, keep):
@@ -213,8 +212,7 @@ def drawn_heads(layers: int, heads: int, seed: int = 0) -> HeadScores:
 
 
 def drawn_centres(layers: int, heads: int, width: int) -> QueryCentres:
-    draw = torch.Generator().manual_seed(layers + heads)
-    mean = torch.randn(layers, heads, width, generator=draw)
+    mean = torch.randn(layers, heads, width, generator=torch.Generator().manual_seed(layers + heads))
     return QueryCentres(mean.tolist(), (1 + mean.abs() + mean.roll(width // 2, -1).abs()).tolist())
 
 

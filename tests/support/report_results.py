@@ -161,7 +161,6 @@ OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu")
 
 
 def find_browser() -> str:
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
+    if (browser := next(filter(None, map(shutil.which, BROWSERS)), None)) is None:
         pytest.skip(f"no browser here (looked for {', '.join(BROWSERS)})")
     return browser

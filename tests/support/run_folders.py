@@ -38,8 +38,7 @@ def die() -> None:
 
 
 def killed(action: Callable[[], object]) -> bool:
-    child = os.fork()
-    if child:
+    if child := os.fork():
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     try:
         action()

@@ -63,8 +63,7 @@ def complete(part: Cell, factors: dict[str, list[str]], allowed: Callable[[Cell]
     if prefer is not None:
         levels = sorted(levels, key=lambda level: -prefer({**part, missing[0]: level}, missing[0]))
     for level in levels:
-        whole = complete({**part, missing[0]: level}, factors, allowed, prefer)
-        if whole is not None:
+        if (whole := complete({**part, missing[0]: level}, factors, allowed, prefer)) is not None:
             return whole
     return None
 

@@ -54,8 +54,7 @@ def run_fit(argv: list[str], processes: int = 1, torchrun: bool = False) -> subp
     own = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1"}
     environment = {**os.environ, **own}
     spread = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"] if torchrun else []
-    start = [sys.executable, *spread, __file__]
-    command = [*start, *argv, f"--trainer.devices={processes}"]
+    command = [sys.executable, *spread, __file__, *argv, f"--trainer.devices={processes}"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True
     )

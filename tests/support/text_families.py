@@ -166,5 +166,4 @@ def _add_tensor(writer: Any, gguf: Any, name: str, weight: np.ndarray, config: A
     else:
         name = "token_embd.weight" if "embed" in name else "output_norm.weight"
     stored = gguf.GGMLQuantizationType[kind if weight.ndim > 1 else "F32"]
-    data = gguf.quants.quantize(np.ascontiguousarray(weight), stored)
-    writer.add_tensor(name, data, raw_dtype=stored)
+    writer.add_tensor(name, gguf.quants.quantize(np.ascontiguousarray(weight), stored), raw_dtype=stored)

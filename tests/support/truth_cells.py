@@ -185,8 +185,7 @@ def _eviction_fits(cell: Cell) -> bool:
         plain = {"precision": "fp32", "keys": "whole", "merge": "own", "selector": "none"}
         windowed = "family" in cell and models.TINY[cell["family"]].windowed
         return not windowed and all(cell.get(name, level) == level for name, level in plain.items())
-    method = EVICTIONS.get(cell.get("eviction", "none"))
-    if method is None:
+    if (method := EVICTIONS.get(cell.get("eviction", "none"))) is None:
         return True
     sees = cell.get("family", "llava") not in models.TEXT
     return not method.needs_image or (sees and not cell.get("batch", "one").startswith("text"))
@@ -259,8 +258,7 @@ def decoded(
 def backbone_of(cell: Cell) -> CompressedBackbone:
     family = family_of(cell["family"], torch.bfloat16 if cell["precision"] == "bf16" else torch.float32)
     torch.manual_seed(1)
-    routing = SELECTORS[cell["selector"]]
-    if routing is not None:
+    if (routing := SELECTORS[cell["selector"]]) is not None:
         groups, kept = map(int, cell["groups"].split("/"))
         routing = replace(routing, num_groups=groups, kept_groups=kept, layout=cell["layout"])
         pool = BYTE_POOLS.get(cell["budget"])

@@ -122,8 +122,7 @@ def test_the_teacher_of_a_language_model_reads_all_context_with_whole_values(kin
     family, batch = text_family(kind), text_batch([(24, 9, 2), (20, 7, 2)])
     batch.labels_BN = torch.where(batch.regions_BN == Region.QUERY, batch.input_ids_BN, IGNORE_INDEX)
     expected = plain_logits(copy.deepcopy(family.model), batch)
-    module = made(family, name="quest", keep_ratio=0.5, page_size=4, window=8)
-    assert module.parts.splits
+    assert made(family, name="quest", keep_ratio=0.5, page_size=4, window=8).parts.splits
     assert torch.allclose(losses.Teacher(family).logits(batch), expected, atol=1e-4)
 
 

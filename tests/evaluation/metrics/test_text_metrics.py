@@ -169,11 +169,9 @@ def test_attributes_match_as_lists_do(first, second, style):
 
 @given(OBJECTS, st.randoms(use_true_random=False), st.sampled_from(DESCRIPTION_KINDS))
 def test_order_and_style_do_not_matter(objects, random, style):
-    shuffled = random.sample(objects, len(objects))
-    first, second = described(shuffled, style), described(objects, "describe")
+    first, second = described(random.sample(objects, len(objects)), style), described(objects, "describe")
     assert embedded.scene_attributes(first) == embedded.scene_attributes(second)
-    same = embedded.attribute_f1(first, described(objects, style))
-    assert same == dict.fromkeys(embedded.ATTRIBUTES, 1.0)
+    assert embedded.attribute_f1(first, described(objects, style)) == dict.fromkeys(embedded.ATTRIBUTES, 1.0)
 
 
 def test_only_descriptions_have_attributes():

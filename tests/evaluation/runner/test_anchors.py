@@ -212,8 +212,7 @@ def test_a_check_lists_a_file_that_is_not_there(scenes, tmp_path):
 def test_a_report_states_measured_bytes_with_their_spread(record, scenes, tmp_path):
     keeps = [0.5, {"threshold": -0.1, "window": 4}, f"threshold:{record}"]
     specs = [replace(WHOLE, name=f"arm{i}", **METHOD, eviction_keep=keep) for i, keep in enumerate(keeps)]
-    folders = run_grid(scenes_grid(scenes, tmp_path / "out", *specs, limit=6))
-    found = read_samples(folders[1]).values()
+    found = read_samples(run_grid(scenes_grid(scenes, tmp_path / "out", *specs, limit=6))[1]).values()
     shares = [(each.region_bytes - each.index_bytes) / each.region_dense_bytes for each in found]
     spread = statistics.stdev(shares)
     assert spread > 0

@@ -158,8 +158,7 @@ def test_a_nominal_prompt_is_as_long_as_its_task_says():
     work = [dry_run(replace(grid, tasks=(task,)), planned_adapter).arms[0].flops[0] for task in tasks]
     assert list(planned.flops) == work
     assert work[0] > work[2] > work[1]  # 4,096; 1,024, since LongBench says none; 512
-    said = check_lines(grid, dry_run(grid, planned_adapter))
-    assert any("10 x 4,096 tokens" in line for line in said)
+    assert any("10 x 4,096 tokens" in line for line in check_lines(grid, dry_run(grid, planned_adapter)))
 
 
 def test_the_command_prints_and_writes_nothing(monkeypatch, tmp_path, capsys):

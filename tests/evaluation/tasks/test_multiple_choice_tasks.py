@@ -47,8 +47,7 @@ NORTH = f"<image>\nContext: Look at the map.\nWhich is farthest north?\nA. Ohio\
 
 
 def test_scienceqas_parquet_form(tmp_path):
-    task = build_task("scienceqa", scienceqa_parquet(tmp_path, [{}, {"hint": ""}]))
-    first, second = task.samples()
+    first, second = build_task("scienceqa", scienceqa_parquet(tmp_path, [{}, {"hint": ""}])).samples()
     assert (first.id, first.prompt, first.kind) == ("test-0", NORTH, "social science")
     assert first.reference == {"answer": 1, "choices": 2, "image": True}
     assert second.prompt == NORTH.replace("Context: Look at the map.\n", "")

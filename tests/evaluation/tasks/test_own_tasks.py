@@ -27,8 +27,7 @@ def without(*keys, **changes):
 
 def test_samples(tmp_path):
     two = without(image=["a.png", "b/c.png"], question="Same as <image> or <image>?", id=7, kind="pairs", answers="no")
-    path = write(tmp_path, LINE, two, without("image", metric="contains"))
-    task = build_task("local", path)
+    task = build_task("local", write(tmp_path, LINE, two, without("image", metric="contains")))
     first, second, third = task.samples()
     assert (first.id, first.prompt, first.kind) == ("1", "<image>\nWhat is this?", "exact_match")
     assert first.images == (tmp_path / "cat.png",)
@@ -56,8 +55,7 @@ def test_modality_is_the_tasks(tmp_path):
 
 @pytest.mark.parametrize(("line", "message"), listed("test_a_broken_line_is_named"))
 def test_a_broken_line_is_named(tmp_path, line, message):
-    path = write(tmp_path, LINE, line)
-    refused(rf"questions.jsonl, line 2: {message}", "local", path)
+    refused(rf"questions.jsonl, line 2: {message}", "local", write(tmp_path, LINE, line))
 
 
 @pytest.mark.parametrize(("rule", "prediction", "answers", "expected"), listed("test_rules"))

@@ -121,8 +121,7 @@ def solve_cwe(context, asked):
 
 
 def solve_fwe(context, asked):
-    words = context.split("coded words. ")[-1].split()
-    (_, dots), *others = Counter(words).most_common(5)
+    (_, dots), *others = Counter(context.split("coded words. ")[-1].split()).most_common(5)
     assert dots > others[0][1] > others[1][1] > others[2][1] > others[3][1]
     return [word for word, _ in others[:3]]
 

@@ -192,8 +192,7 @@ def test_how_answers_are_compared(text, answer, accuracy):
 
 def test_the_harness_asks_the_same():
     """Prompts, ends and caps of its YAML files."""
-    tasks = pytest.importorskip("lm_eval.tasks")
-    folder = Path(tasks.__file__).parent
+    folder = Path(pytest.importorskip("lm_eval.tasks").__file__).parent
     aime, math = (folder / name for name in ("aime/aime25.yaml", "hendrycks_math/hendrycks_math_algebra.yaml"))
     for path, task in ((aime, TASKS["aime25"]), (math, TASKS["math500"])):
         text = path.read_text(encoding="utf-8")

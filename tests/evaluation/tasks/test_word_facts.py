@@ -39,8 +39,7 @@ def test_a_chat_question_begins_no_answer_and_a_compressed_one_is_context():
     kept, compressed = (
         build_task("facts", contexts=1, chat=True, question=each).samples()[0] for each in ("kept", "compressed")
     )
-    question = kept.prompt[kept.context_characters :].strip()
-    assert question.endswith("?")
+    assert kept.prompt[kept.context_characters :].strip().endswith("?")
     assert (kept.chat, kept.prefix_characters) == (True, 0)
     assert compressed.context_characters == len(compressed.prompt)
 

@@ -79,8 +79,7 @@ def qwen_family(seed: int = 0, kv_heads: int = 2) -> qwen_vl.Qwen25VLFamily:
 def qwen2_family(seed: int = 0, kv_heads: int = 2) -> qwen_vl.Qwen2VLFamily:
     tokenizer, ids = _made(seed)
     vision = {"depth": 3, "embed_dim": 32, "num_heads": 2, "mlp_ratio": 2, "hidden_size": 64, "initializer_range": 0.2}
-    text = _text(ids, len(tokenizer), kv_heads, [2, 3, 3])
-    model = _model("Qwen2VL", text, vision, _names(ids))
+    model = _model("Qwen2VL", _text(ids, len(tokenizer), kv_heads, [2, 3, 3]), vision, _names(ids))
     return qwen_vl.Qwen2VLFamily(model, qwen_vl.QwenProcessor(Qwen2VLImageProcessorPil(), tokenizer))
 
 
