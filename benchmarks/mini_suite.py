@@ -155,9 +155,8 @@ def main() -> None:
     """Write what is named above."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="?", type=Path, help="results folder of the suite")
-    args = parser.parse_args()
-    if args.results is not None:
-        CSV_FILE.write_text(report_csv(make_report([args.results])), encoding="utf-8")
+    if (results := parser.parse_args().results) is not None:
+        CSV_FILE.write_text(report_csv(make_report([results])), encoding="utf-8")
     put(PAGE, "mini", table())
 
 

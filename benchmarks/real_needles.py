@@ -51,15 +51,13 @@ def main() -> None:
     """Write the record where results are given, and the picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, help="folder of the grid's results")
-    args = parser.parse_args()
-    if args.results is not None:
-        found = compact(args.results, "needle_map")
+    if (results := parser.parse_args().results) is not None:
+        found = compact(results, "needle_map")
         if RECORD.exists():
             found = joined(json.loads(RECORD.read_text(encoding="utf-8")), found)
         found["arms"] = dict(sorted(found["arms"].items(), key=lambda arm: arm[0] != FULL))
         RECORD.write_text(json.dumps(found) + "\n", encoding="utf-8")
-    record = json.loads(RECORD.read_text(encoding="utf-8"))
-    PICTURE.write_text(picture(record), encoding="utf-8")
+    PICTURE.write_text(picture(json.loads(RECORD.read_text(encoding="utf-8"))), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -214,13 +214,8 @@ def run(model: str, some: Iterable[Arm], seeds: Sequence[int], source: Path, wor
         adapter = train(model, arm, seed, data, work, device)
         line |= said(ModelPool(device).get(adapter), compression, source, CONTEXTS)
         add(file, line)
-        print(
-            arm.size,
-            words(arm),
-            seed,
-            f"{np.mean(line['facts']):.2f} nats, {np.mean(line['exact']):.1%} exact",
-            flush=True,
-        )
+        told = f"{np.mean(line['facts']):.2f} nats, {np.mean(line['exact']):.1%} exact"
+        print(arm.size, words(arm), seed, told, flush=True)
 
 
 def key(record: Own) -> tuple[Any, ...]:

@@ -312,7 +312,8 @@ def captured_step(backbone: CompressedBackbone, *caches: PackedCache, makes: boo
     found = next((step for step in fitting if step.seat(caches, key)), None)
     if found is None and makes:
         keys = [each for each in map(key, caches) if each is not None]
-        del kept[KEPT - 1 :]
+        # one that rows share is large: there is one, and before the next is made it goes
+        kept[:] = [step for step in kept if len(caches) == 1 or len(step.shapes) == 1][: KEPT - 1]
         if len(keys) == len(caches) and (found := _captured(backbone, caches, keys)) is not None:
             kept.insert(0, found)
     for cache in caches if found is not None else ():

@@ -59,7 +59,7 @@ def test_rows_share_a_graph_and_one_that_comes_takes_the_place_of_one_that_left(
     backbone = rows[0][0][0]
     for _, cache, _ in (pair[0] for pair in rows):
         cache.reserve(20)
-    for chosen, made in (((0, 1), 1), ((1,), 1), ((1, 2), 1), ((2, 0, 1), 2), ((2,), 2)):
+    for chosen, made in (((0, 1), 1), ((1,), 1), ((1, 2), 1), ((2, 0, 1), 2), ((2,), 3)):
         tokens_B1 = torch.cat([rows[n][0][2] + len(chosen) for n in chosen])
         got = decode_joined(backbone, tokens_B1, [rows[n][0][1] for n in chosen], captures=True)
         monkeypatch.setenv("SUBTOKEN_KERNEL", "cpu")
