@@ -23,8 +23,9 @@ from subtoken_train.datasets.corpus import CorpusSource, iterate_documents
 from subtoken_train.evaluation.intervals import bootstrap_interval
 
 TABLES, PAGE = ("rivals", "adapted"), ROOT / "docs/trained_arms.md"
+ASKED = {"facts": "facts, %", "manual_qa": "manuals, %"}
 PROSE = Path("data/english_text/train.jsonl")
-UNSHOWN = "full cache|LKV|byte budget|.*(seed 1|size.*|from KVzap's maps|nets, 4 bits)|KVzap with .*|.*WikiText."
+HIDDEN = "full.*|LKV|byte budget(, LoRA, m.*)?|.*(seed 1|size.*|maps|nets(, LoRA)?, 4 bits|Text.|untrained.*|LKV's.*)"
 """Arms in the record alone: what others are compared with, and what is far behind or of no account."""
 
 
@@ -69,14 +70,17 @@ def table(name: str) -> str:
     """Write each arm's bytes, the facts it recalls, and the text it loses against the full cache, samples paired."""
     rows = pd.read_csv(OUT / f"{name}.csv.xz")
     scores, cells = rows.pivot(index=["task", "id"], columns="arm", values="score"), []
-    for arm, own in rows[~rows["arm"].str.fullmatch(UNSHOWN)].groupby("arm"):
+    for arm, own in rows[~rows["arm"].str.fullmatch(HIDDEN)].groupby("arm"):
         shares = own.groupby("task").sum(numeric_only=True).eval("region_bytes / region_dense_bytes")
         less = (scores[arm] - scores["full cache"])["text_loss"]
-        facts, nats = ([x.mean(), *bootstrap_interval(x)] for x in (100 * scores[arm]["facts"], less))
-        stored = ", ".join(dict.fromkeys(map("{:.1%}".format, shares)))  # of facts, of text
-        cells.append([str(arm), stored, "{:.0f} [{:.0f}, {:.0f}]".format(*facts), cell(nats, 3)])
+        stored = ", ".join(dict.fromkeys(map("{:.1%}".format, shares[["facts", "text_loss"]])))
+        right = [100 * scores[arm][task].dropna() for task in ASKED if task in scores.index]
+        told = ["{:.0f} [{:.0f}, {:.0f}]".format(x.mean(), *bootstrap_interval(x)) if len(x) else "" for x in right]
+        cells.append([str(arm), stored, *told, cell([less.mean(), *bootstrap_interval(less)], 3)])
     cells.sort(key=lambda row: -float(row[1].split("%")[0]))
-    return markdown(["cache", "bytes", "facts, %", "nats a word"], cells)
+    return markdown(
+        ["cache", "bytes", *[name for task, name in ASKED.items() if task in scores.index], "nats a word"], cells
+    )
 
 
 if __name__ == "__main__":
