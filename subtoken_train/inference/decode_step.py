@@ -288,10 +288,10 @@ def capture(step: Callable[[], Tensor], again: Callable[[], None], device: torch
     return replay
 
 
-def captured_step(backbone: CompressedBackbone, *caches: PackedCache, makes: bool = True) -> CapturedStep | None:
+def captured_step(backbone: CompressedBackbone, *caches: PackedCache, captures: bool = True) -> CapturedStep | None:
     """Return the step of caches of which tokens are ``expected``, ready to run; None: it runs as it is called.
 
-    Several are of one row each. Not ``makes``: nothing is captured; they go into a step that has places for all.
+    Several are of one row each. Not ``captures``: none is made; they go into a step that has places for all.
     """
     family = backbone.family
     short = len(caches) == 1 and caches[0].expected < FEW
@@ -307,10 +307,10 @@ def captured_step(backbone: CompressedBackbone, *caches: PackedCache, makes: boo
         return known[cache]
 
     kept.sort(key=lambda step: -sum(map(step.holds, caches)))  # else the last used first
-    most = 2 * len(caches) if makes else 1 << 20
+    most = 2 * len(caches) if captures else 1 << 20
     fitting = (step for step in kept if len(caches) <= len(step.shapes) <= most)
     found = next((step for step in fitting if step.seat(caches, key)), None)
-    if found is None and makes:
+    if found is None and captures:
         keys = [each for each in map(key, caches) if each is not None]
         # one that rows share is large: there is one, and before the next is made it goes
         kept[:] = [step for step in kept if len(caches) == 1 or len(step.shapes) == 1][: KEPT - 1]

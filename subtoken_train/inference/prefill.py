@@ -282,7 +282,7 @@ def decode_joined(
     length: those go alone, through ``decode``. Where the pass fails, no cache has grown. ``captures``: on a GPU these
     caches may be worth a graph; else only one that is there takes them.
     """
-    if (step := captured_step(backbone, *caches, makes=captures)) is not None:
+    if (step := captured_step(backbone, *caches, captures=captures)) is not None:
         return step(token_ids_B1, *caches)
     lengths = [cache.layers[0].tail_length for cache in caches]
     use_packed_attention(backbone.family.decoder.config)
