@@ -13,7 +13,8 @@ STYLE = "svg{color:#57606a;font-family:sans-serif}@media(prefers-color-scheme:da
 def svg_file(figure: Figure, name: str, title: str, words: str) -> str:
     """Return a figure as the text of an SVG file that reads on white and on dark pages; arguments as of ``svg_of``."""
     style = Markup("<style>{}</style>").format(Markup(STYLE))
-    return str(svg_of(figure, name, title, words)).replace("<title", f"{style}<title", 1) + "\n"
+    text = str(svg_of(figure, name, title, words)).replace("<title", f"{style}<title", 1)
+    return "\n".join(map(str.lstrip, text.splitlines())) + "\n"
 
 
 def put(page: Path, name: str, text: str) -> None:
