@@ -8,12 +8,12 @@ import pytest
 from tests.support.places import ROOT
 
 CEILINGS = {
-    "lines of the package": 51_500,
+    "lines of the package": 51_494,
     "files of the package": 278,
-    "lines of tests": 53_391,
+    "lines of tests": 53_382,
     "lines of benchmark programs": 5_425,
-    "words of pages": 38_390,
-    "tracked megabytes": 23.941,
+    "words of pages": 38_387,
+    "tracked megabytes": 23.9393,
 }
 """What there may be at most."""
 BESIDE = (".", "recipes", "data", "checkpoints", "benchmarks")
