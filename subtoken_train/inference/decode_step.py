@@ -120,13 +120,13 @@ class OneShape:
 
     @property
     def tenant(self) -> PackedCache | None:
-        """The cache that is here."""
+        """Return the cache that is here."""
         cache = None if self.holds is None else self.holds()
         return cache if cache is not None and cache.shape is self else None
 
     @property
     def tables(self) -> list[RowTable | None]:
-        """What says where the entries are that are read; None: steps read those of one cache, where they are."""
+        """Return what says where the entries are that are read; None: steps read those of one cache where they lie."""
         return [held.fused.table for held in self.layers]
 
     def rest(self) -> None:
