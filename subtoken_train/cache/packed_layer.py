@@ -64,7 +64,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Allocate room for ``tokens`` more; it stays, and counts as slack until they come."""
         self.reserved = max(self.reserved, self.tail_length + tokens)
         if self.reserved > self.keys.shape[2]:
-            self._widen(self.reserved)
+            self._resize(self.reserved)
 
     def write(self, key_Bhqd: Tensor, value_Bhqd: Tensor) -> None:
         """Append states to the tail. A step never copies the prompt, and seldom the tail."""
@@ -75,7 +75,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.values.index_copy_(2, places_q, value_Bhqd.to(self.dtype))
             return
         if (length := self.tail_length + new) > self.keys.shape[2]:
-            self._widen(-(-length // SLACK) * SLACK)
+            self._resize(-(-length // SLACK) * SLACK)
         for room, states in ((self.keys, key_Bhqd), (self.values, value_Bhqd)):
             room.narrow(2, self.tail_length, new).copy_(states)
         self.tail_length = length
@@ -84,13 +84,13 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Drop the last tokens of the tail; frees what exceeds a slack of room that was not reserved."""
         self.tail_length -= tokens
         if self.keys is not None and self.keys.shape[2] - max(self.tail_length, self.reserved) >= SLACK:
-            self._narrow(max(-(-self.tail_length // SLACK) * SLACK, self.reserved))
+            self._resize(max(-(-self.tail_length // SLACK) * SLACK, self.reserved))
 
     def clear(self) -> None:
         """Drop all tokens; room that was not reserved is freed."""
         self.tail_length, self.tail_start_B = 0, None
         if self.keys.shape[2] > self.reserved:
-            self._narrow(self.reserved)
+            self._resize(self.reserved)
 
     @property
     def tail(self) -> Tail:
@@ -106,12 +106,9 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         used = total * self.tail_length // capacity
         return used, total - used
 
-    def _widen(self, places: int) -> None:
-        missing = (0, 0, 0, places - self.keys.shape[2])
+    def _resize(self, places: int) -> None:
+        missing = (0, 0, 0, places - self.keys.shape[2])  # fewer than none: the last ones go
         self.keys, self.values = (F.pad(states, missing) for states in (self.keys, self.values))
-
-    def _narrow(self, places: int) -> None:
-        self.keys, self.values = (states[:, :, :places].clone() for states in (self.keys, self.values))
 
     @property
     def blocks(self) -> list[Block]:

@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jinja2 import Environment, StrictUndefined
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from subtoken_train.errors import plain
-from subtoken_train.evaluation.charts import COLORS, INK, MARKERS, styled, svg_of
+from subtoken_train.evaluation.charts import COLORS, INK, MARKERS, axes_in_a_row, styled, svg_of
 from subtoken_train.evaluation.reporting import report as words
 from subtoken_train.evaluation.reporting.curves import Curve
 from subtoken_train.evaluation.reporting.report import Report, spoken
@@ -65,7 +64,7 @@ def series_of(report: Report) -> dict[str, Series]:
 @styled
 def curve_chart(curves: Sequence[Curve], series: Mapping[str, Series]) -> Figure:
     """Draw mean score over the (logarithmic) share of KV kept, a line per method, whiskers of one standard error."""
-    figure, axes = _figure(3.6 + LINE * 1.2 * len(curves))
+    figure, (axes,) = axes_in_a_row(1, (WIDTH, 3.6 + LINE * 1.2 * len(curves)))
     handles = []
     for curve in curves:
         lead = series[next(point.arm.name for point in curve.points if point.arm.compressed)]
@@ -94,7 +93,7 @@ def difference_chart(table: ScoreTable, column: str, series: Mapping[str, Series
     rows = [(arm, its) for arm, its in pairs if isinstance(its, Estimate) and its.form == "fraction"]
     if not rows:
         return None
-    figure, axes = _figure(1.0 + 2.2 * LINE * len(rows))
+    figure, (axes,) = axes_in_a_row(1, (WIDTH, 1.0 + 2.2 * LINE * len(rows)))
     for place, (arm, its) in enumerate(rows):
         color = MOOT if its.moot else series[arm].color
         if its.low is not None and its.high is not None:
@@ -136,11 +135,6 @@ def map_chart(scores: KindScores, cells: Mapping[str, tuple[str, str]], titles: 
     figure.supxlabel("length")
     figure.supylabel("depth of the needle")
     return figure
-
-
-def _figure(height: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    return figure, figure.subplots()
 
 
 def _lines(words: str, width: int) -> str:

@@ -18,7 +18,6 @@ which compares the letters' likelihoods.
 import json
 import re
 import string
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -29,6 +28,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from subtoken_train.errors import check_package, refuse, unknown_name
 from subtoken_train.evaluation.metrics.metric import MeanOfTasks, MeanScores
+from subtoken_train.evaluation.metrics.short_answers import bag_f1
 from subtoken_train.evaluation.tasks import files
 from subtoken_train.evaluation.tasks.files import FileRow, find_file, task_folder
 from subtoken_train.evaluation.tasks.ruler import LongContext
@@ -66,21 +66,14 @@ def check_jieba(sets: Iterable[str]) -> None:
         check_package("jieba", "eval", f"cutting LongBench's {', '.join(chinese)} into words", "name other sets")
 
 
-def _word_f1(prediction: Sequence[str], answer: Sequence[str]) -> float:
-    if not (shared := (Counter(prediction) & Counter(answer)).total()):
-        return 0.0
-    precision, recall = shared / len(prediction), shared / len(answer)
-    return 2 * precision * recall / (precision + recall)
-
-
 def qa_f1(prediction: str, answer: str) -> float:
     """Return the F1 of words in lower case, without ASCII punctuation and articles."""
-    return _word_f1(*(_ARTICLES.sub(" ", text.lower().translate(_MARKS)).split() for text in (prediction, answer)))
+    return bag_f1(*(_ARTICLES.sub(" ", text.lower().translate(_MARKS)).split() for text in (prediction, answer)))
 
 
 def _qa_f1_zh(prediction: str, answer: str) -> float:
     texts = ((word.lower().translate(_ALL_MARKS) for word in _cut(text)) for text in (prediction, answer))
-    return _word_f1(*([made for word in words if (made := "".join(word.split()))] for words in texts))
+    return bag_f1(*([made for word in words if (made := "".join(word.split()))] for words in texts))
 
 
 def rouge_l(prediction: str, answer: str) -> float:

@@ -126,12 +126,13 @@ def extract(response: str, choices: Sequence[str] | None, question_type: str, an
     text = response.replace("**", "").replace("\N{MINUS SIGN}", "-").strip()
     if boxed := _BOXED.findall(text):
         text = boxed[-1].strip()
-    if question_type == "multi_choice":
-        return _extract_choice(text, choices or ())
-    if _is_number(text, answer_type):
+    chosen = question_type == "multi_choice"
+    if text in (choices or ()) if chosen else _is_number(text, answer_type):
         return text
     if quoted := _QUOTED.search(text):
         return quoted.group(1)
+    if chosen:
+        return _extract_choice(text, choices or ())
     if answer_type == "list":
         found = (_LIST.findall(text) or [text])[-1]
         return re.sub(r"\s*,\s*", ", ", re.sub(r"\[\s+|\s+\]", lambda bracket: bracket[0].strip(), found))
@@ -142,10 +143,6 @@ def extract(response: str, choices: Sequence[str] | None, question_type: str, an
 
 
 def _extract_choice(text: str, choices: Sequence[str]) -> str:
-    if text in choices:
-        return text
-    if quoted := _QUOTED.search(text):
-        return quoted.group(1)
     said = [match for match in (_LEADING.match(text), *reversed([*_SAID.finditer(text)])) if match]
     if said:
         return next(letter for letter in said[0].groups() if letter).upper()
