@@ -221,8 +221,9 @@ class _Rows:
 def _written(own: _Rows, piece_bit: Tensor | None, number: int, shape: Sequence[int], bounds: list[int]) -> BlockPart:
     """Return the part of one kind of so many rows, heads and entries, as torch writes it."""
     kind = own.kinds[number]
-    places = _places(kind.marks_RM, shape[2])
-    index = own.own_RM.gather(1, places)
+    rows, count = len(kind.marks_RM), shape[2]
+    places_RM = torch.nonzero_static(kind.marks_RM, size=rows * count)[:, 1].view(rows, count)  # ascending
+    index = own.own_RM.gather(1, places_RM)
     key_RcMd = take_entries(own.keys_RcNd, index, own.channels_Rck if kind.cut else None)
     stored, value_RcMd = stored_keys(kind.form, key_RcMd, own.feedback_Rcdd), take_entries(own.values_RcNd, index)
     stands = None if own.position_RN is None else own.position_RN.gather(1, index)
@@ -230,7 +231,7 @@ def _written(own: _Rows, piece_bit: Tensor | None, number: int, shape: Sequence[
         return BlockPart(stored, kind.form.store(value_RcMd), kind.cut, stands)
     assert own.flags_RSM is not None
     assert piece_bit is not None
-    flags = own.flags_RSM.gather(2, places[:, None].expand(-1, own.flags_RSM.shape[1], -1))
+    flags = own.flags_RSM.gather(2, places_RM[:, None].expand(-1, own.flags_RSM.shape[1], -1))
     value_RcMd = value_RcMd if own.fill_Rc1d is None else value_RcMd - own.fill_Rc1d
     return BlockPart(stored, _routed_values(value_RcMd, flags, piece_bit, stored, bounds), kind.cut, stands)
 
@@ -267,11 +268,6 @@ def _channels(plan: LayerPlan) -> Tensor | None:
     found = torch.nonzero_static(plan.cut_keys.channels_Bhd, size=batch * heads * plan.cut_keys.kept)[:, 2]
     channels_Bhk = found.view(batch, heads, -1).to(torch.uint8 if width <= 256 else torch.int16)
     return channels_Bhk if plan.heads_BNh is None else channels_Bhk.flatten(0, 1)[:, None]
-
-
-def _places(chosen_RM: Tensor, count: int) -> Tensor:
-    """Return the places of the ``count`` marked entries of each row, ascending, int64 [R, count]."""
-    return torch.nonzero_static(chosen_RM, size=len(chosen_RM) * count)[:, 1].view(len(chosen_RM), count)
 
 
 def _routed_values(

@@ -202,10 +202,11 @@ class Glm4vFamily(TimedVLFamily):
 
     def picture_text(self, picture: Picture, marker: str, together: int = 1) -> str:
         text = super().picture_text(picture, marker, together)
-        return f"<|begin_of_video|>{text}<|end_of_video|>" if isinstance(picture, Video) else _marked(text)
+        kind = "video" if isinstance(picture, Video) else "image"
+        return f"<|begin_of_{kind}|>{text}<|end_of_{kind}|>"
 
     def video_text(self, video: Video, tokens: int) -> str:
-        run = _marked(self.processor.video_token * tokens)
+        run = f"<|begin_of_image|>{self.processor.video_token * tokens}<|end_of_image|>"
         starts = range(0, len(video.frames), int(self.vision.temporal_patch_size))
         return "".join(f"{run}{int(start / video.fps)}" for start in starts)
 
@@ -221,10 +222,6 @@ class Glm4vMoeFamily(Glm4vFamily):
     # and /nothink, <think></think>\n
     paper_text: ClassVar[dict[str, int]] = {"system": 5, "query": 13}
     chat = replace(Glm4vFamily.chat, asked="\n{}/nothink<|assistant|>\n<think></think>\n")
-
-
-def _marked(placeholders: str) -> str:
-    return f"<|begin_of_image|>{placeholders}<|end_of_image|>"
 
 
 @torch.no_grad()

@@ -70,7 +70,9 @@ class AnswerStream:
         if found or whole:
             ready = answer_text(said[: min(found, default=len(said))], self._goes_on)
         else:
-            ready = answer_text(said[: len(said) - self._held(said)].rstrip(HALF), self._goes_on)
+            beginnings = (stop[:size] for stop in self._stops for size in range(1, len(stop)))
+            held = max((len(each) for each in beginnings if said.endswith(each)), default=0)
+            ready = answer_text(said[: len(said) - held].rstrip(HALF), self._goes_on)
         # a tokenizer may write earlier tokens otherwise once more follow; what was handed on stays
         if ready.startswith(self.text) and ready != self.text:
             piece, self.text = ready[len(self.text) :], ready
@@ -89,10 +91,6 @@ class AnswerStream:
 
     def _decoded(self, first: int) -> str:
         return str(self._tokenizer.decode(self.token_ids[first:], skip_special_tokens=True))
-
-    def _held(self, said: str) -> int:
-        beginnings = (stop[:size] for stop in self._stops for size in range(1, len(stop)))
-        return max((len(each) for each in beginnings if said.endswith(each)), default=0)
 
 
 def same_autocast(device: str) -> torch.autocast:

@@ -94,7 +94,9 @@ def read_cache(path: Path, backbone: CompressedBackbone, compression: Compressio
     """Read a cache for the model, onto its devices, and its header."""
     try:
         digest, text = _metadata(path)
-        content = _content(text, path)
+        content = checked(dict[str, Any], parse_json(text, str(path)), str(path))
+        version = checked(int, content.get("version"), f"{path}: version")
+        refuse((not 1 <= version <= VERSION, f"{path} has version {version}; 1 to {VERSION} are read: please upgrade"))
         with safe_open(path, "pt") as file:
             # copies: what is read is a map of the file, which somebody may change or cut
             tensors = {name: file.get_tensor(name).clone() for name in list(file.keys())}
@@ -146,13 +148,6 @@ def _metadata(path: Path) -> tuple[str, str]:
     refuse((strange, f"{path} was not written by cache.save after ask(...): it has no record of a cache"))
     digest, _, text = metadata[_RECORD].partition(" ")
     return digest, text
-
-
-def _content(text: str, path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = checked(dict[str, Any], parse_json(text, str(path)), str(path))
-    version = checked(int, content.get("version"), f"{path}: version")
-    refuse((not 1 <= version <= VERSION, f"{path} has version {version}; 1 to {VERSION} are read: please upgrade"))
-    return content
 
 
 def _check_made_by(record: CacheHeader, backbone: CompressedBackbone, compression: Compression) -> None:

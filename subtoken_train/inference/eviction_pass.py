@@ -260,14 +260,11 @@ class EvictionPass:
         if found is None or own is not self.compression:
             competes_BM = self.compression.in_scope(regions_BM) & ~self._last_row(regions_BM)
             exact_B = self._exact(regions_BM, competes_BM)
-            found = competes_BM, exact_B, self._whole(exact_B), competes_BM.sum(-1)
+            # the decimal that was written, not its binary neighbours
+            whole_B = torch.ceil(exact_B - 1e-9) if self.compression.round_up else torch.floor(exact_B + 1e-9)
+            found = competes_BM, exact_B, whole_B.long().clamp(min=1), competes_BM.sum(-1)
             self._known[regions_BM] = self.compression, found
         return found
-
-    def _whole(self, exact: Tensor) -> Tensor:
-        """Budgets in whole entries, int64, 1 at least: the decimal that was written, not its binary neighbours."""
-        whole = torch.ceil(exact - 1e-9) if self.compression.round_up else torch.floor(exact + 1e-9)
-        return whole.long().clamp(min=1)
 
     def _exact(self, regions_BM: Tensor, competes_BM: Tensor) -> Tensor:
         """Competing entries that may stay in a layer, fp64 [B]; a last row that is in scope takes one of them."""

@@ -5,7 +5,7 @@ process. There are no videos, and no tasks of several rounds.
 """
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from subtoken_train.datasets.records import Record
 from subtoken_train.errors import MAX_TOKENS
 from subtoken_train.families.images import to_rgb
 from subtoken_train.plugins.harness import Runner, greedy_settings, read_arguments
-from subtoken_train.types import Batch, Turn
+from subtoken_train.types import Turn
 
 ANSWER_TOKENS = 1024
 """Tokens of a generated answer if the task names no number, as in lmms-eval's own models."""
@@ -49,8 +49,10 @@ class SubTokenLmms(lmms):  # type: ignore[misc]  # lmms-eval is not installed wh
         self.family = model.backbone.family
         if self.family.image_token_id is None:
             raise ValueError(f"{self.family.name} sees no images; use a backbone that does, or lm-eval")
-        self._collator = Collator(self.family, MAX_TOKENS, padding_side="left", generation=True)
-        self.runner: Runner[Question] = Runner(model, arguments, self._collate, lambda question: len(question.text))
+        collator = Collator(self.family, MAX_TOKENS, padding_side="left", generation=True)
+        self.runner: Runner[Question] = Runner(
+            model, arguments, lambda asked: collator([*map(self._record, asked)]), lambda question: len(question.text)
+        )
         if (warning := self.runner.counted.warning()) is not None:
             print(warning)
 
@@ -106,9 +108,6 @@ class SubTokenLmms(lmms):  # type: ignore[misc]  # lmms-eval is not installed wh
         prompt = question.text if "<image>" in question.text else "<image>\n" * len(images) + question.text
         sources = [EncodedImage(partial(_encoded, image, question.place), question.place) for image in images]
         return Record(question.place, list(sources), [Turn(prompt, answer)])
-
-    def _collate(self, questions: Sequence[Question]) -> Batch:
-        return self._collator([self._record(question) for question in questions])
 
 
 def _encoded(image: Image.Image, place: str) -> bytes:

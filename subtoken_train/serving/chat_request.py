@@ -301,7 +301,8 @@ def _asked(
 
 def _check_harmless(content: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]], place: str = "") -> None:
     for name, value in content.items():
-        if name in neutral and value is not None and not any(_same(value, each) for each in neutral[name]):
+        harmless = [(isinstance(each, bool), each) for each in neutral.get(name, ())]
+        if name in neutral and value is not None and (isinstance(value, bool), value) not in harmless:
             raise ValueError(f"{place}{name} {shown(value)} is not served here; leave it out")
 
 
@@ -313,7 +314,3 @@ def _obeyed(content: Mapping[str, Any]) -> dict[str, Any]:
         asked = {name: value for name, value in asked.items() if name not in OF_DRAWS}
     _check_harmless(asked, NEUTRAL)
     return {name: value for name, value in asked.items() if name not in NEUTRAL}
-
-
-def _same(value: Any, other: Any) -> bool:
-    return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)
