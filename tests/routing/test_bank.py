@@ -41,14 +41,6 @@ def masks_of(backbone, batch):
     return torch.stack([masks[layer][batch.regions_BN == Region.VISUAL] for layer in sorted(masks)])
 
 
-def count_calls(bank):
-    """A list that grows by the layer's index at each call of its selector."""
-    calls = []
-    for layer, selector in enumerate(bank.selectors):
-        selector.register_forward_hook(lambda *_, layer=layer: calls.append(layer))
-    return calls
-
-
 @pytest.mark.parametrize("layout", ["contiguous", "per_head"])
 @pytest.mark.parametrize("selector", SELECTORS)
 def test_only_dropped_groups_of_routed_values_change(tiny_family, selector, layout):
@@ -129,7 +121,9 @@ def test_balance_is_of_the_routed_tokens_and_only_for_learned_routers(tiny_famil
 def test_hooks_are_inactive_outside_the_block(tiny_family):
     batch = make_batch(MIXED[:1])
     backbone = compress(tiny_family, RoutingConfig())
-    calls = count_calls(backbone.bank)
+    calls = []
+    for layer, selector in enumerate(backbone.bank.selectors):
+        selector.register_forward_hook(lambda *_, layer=layer: calls.append(layer))
     hidden = tiny_family.embed(batch)
     visible = batch.regions_BN != Region.PADDING
     tiny_family.run_layers(hidden, visible, tiny_family.positions(batch))
@@ -250,7 +244,6 @@ def test_a_quantised_projection_is_refused(config, dtype, words):
     RouterBank(RoutingConfig(), 128, KVShape(1, 4, 32)).attach([nn.Linear(128, 128)], [projection])
 
 
-MIXED_GATES = [(1, 9), (2, 7), (0, 12)]
 FASTV = {"name": "fastv", "keep_ratio": 0.25}
 LAYER = 1
 
@@ -290,7 +283,7 @@ def test_the_formula_and_its_slope():
 @pytest.mark.parametrize("budget", ["per_token", "global"])
 @pytest.mark.parametrize("prior", ["none", "value_norm", "output_norm"])
 def test_neutral_settings_with_a_gate_are_the_backbone_bit_for_bit(tiny_family, selector, budget, prior):
-    batch = make_batch(MIXED_GATES)
+    batch = make_batch(MIXED)
     plain = compress(tiny_family)
     expected = plain.logits(plain.run(batch))
     add_lora(tiny_family, LoraSettings(dropout=0.0))
@@ -311,7 +304,7 @@ def test_every_router_and_every_beta_learns_without_balance_loss(tiny_family, se
         enable_checkpointing(tiny_family, backbone.bank)
     for beta in (0.0, 0.5):
         set_betas(backbone, beta)
-        routers, betas = gradients(backbone, answer_like_loss(backbone, backbone.run(make_batch(MIXED_GATES))))
+        routers, betas = gradients(backbone, answer_like_loss(backbone, backbone.run(make_batch(MIXED))))
         assert all(size > 0 for size in itertools.chain(*routers, betas))
     assert all(p.grad is not None for p in backbone.model.parameters() if p.requires_grad)
 
@@ -323,7 +316,7 @@ GATED = RoutingConfig(num_groups=16, kept_groups=16, value_gate=True)
 def test_the_exact_gradient_against_finite_differences(tiny_family, routing):
     """Of a router's bias under a gate, and of the value projection, which the mean that fills moves with."""
     tiny_family.model.double()
-    backbone, batch = compress(tiny_family, routing), make_batch(MIXED_GATES[:1])
+    backbone, batch = compress(tiny_family, routing), make_batch(MIXED[:1])
     set_betas(backbone, 0.5)
     projection = tiny_family.decoder.layers[0].self_attn.v_proj.weight.requires_grad_(True)
     learnt, place, step = projection, (5, 7), 1e-3
@@ -347,7 +340,7 @@ def test_everything_reads_the_logits_with_the_prior(tiny_family):
     backbone.bank.prior.register_forward_hook(lambda _, __, norms: seen.setdefault("norms", norms))
     backbone.bank.selectors[0].register_forward_hook(lambda _, __, logits: seen.update(logits=logits))
     backbone.bank.gates[0].register_forward_hook(lambda _, args, __: seen.update(gated=args[0]))
-    state = backbone.run(make_batch(MIXED_GATES)).state
+    state = backbone.run(make_batch(MIXED)).state
     logits = seen["logits"] + standardised_log(seen["norms"], state.routed_BN)
     assert torch.equal(seen["gated"], logits)
     hard = fixed_mask(logits, 4)
@@ -388,7 +381,7 @@ def test_a_layers_values_are_those_of_a_loop(tiny_family, selector, gate, fill, 
         for each in backbone.bank.gates:
             each.beta.fill_(1.5)
         backbone.bank.gates[LAYER].register_forward_hook(lambda _, __, out: factors.update(gate=out))
-    state, value, routed = run_layer(backbone, make_batch(MIXED_GATES))
+    state, value, routed = run_layer(backbone, make_batch(MIXED))
     heads, mask = tiny_family.shape.num_kv_heads, state.masks[LAYER]
     for sample in range(len(value)):
         tokens = state.routed_BN[sample].nonzero()[:, 0].tolist()
@@ -419,7 +412,7 @@ def test_norms_are_of_what_is_left_without_the_fill(tiny_family, selector):
         backbone = compress(tiny_family, routing, **FASTV)
         for parameter in backbone.bank.parameters():
             parameter.zero_()
-        state, value, _ = run_layer(backbone, make_batch(MIXED_GATES[:2]))
+        state, value, _ = run_layer(backbone, make_batch(MIXED[:2]))
         masks.append(state.masks[LAYER])
     assert torch.equal(*masks)
     if selector == "value_norm":

@@ -34,15 +34,10 @@ def llama():
         yield served
 
 
-def panicking():
-    model, cuts = chatting(), pre_tokenizers.Split(Regex(PANICS), "isolated")
+def test_a_panic_of_the_tokenizer_is_words():
+    model, text, cuts = chatting(), "x" * 40, pre_tokenizers.Split(Regex(PANICS), "isolated")
     bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     model.tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([cuts, bytes_of])
-    return model
-
-
-def test_a_panic_of_the_tokenizer_is_words():
-    model, text = panicking(), "x" * 40
     for ask in (model.chat, lambda text: model.ask(text, ["?"]), lambda text: model.ask("a", [text])):
         refuses(r"the tokenizer broke down at this text \(.*over\); shorten it", ask, text)
     with serving_model(ArmSpec(backbone="random"), model=model) as served:

@@ -231,11 +231,6 @@ def poison_one(trainer: L.Trainer) -> None:
     trainer.lightning_module.layer.register_forward_hook(lambda module, inputs, output: output * float("nan"))
 
 
-def fill_disk(trainer: L.Trainer) -> None:
-    """Let no file of this process grow beyond 100 kB."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
-
-
 def main(folder: Path, rank: int) -> None:
     """Train unbroken, then in two parts; note the steps, the random numbers and whether the weights are the same."""
     settings = {"strategy": "ddp", "devices": 2, "accumulate_grad_batches": 2, "batches": 16, "every": 100}
@@ -252,7 +247,8 @@ def main(folder: Path, rank: int) -> None:
     states = torch.load(newest / "state.ckpt", weights_only=True)["random_state"]
     broken = [At(3, poison_one)] if rank == 1 else []
     diverged = reason(Toy(), folder / "broken", *broken, **settings)
-    full = [At(3, fill_disk)] if rank == 0 else []
+    limit = (100_000, resource.RLIM_INFINITY)  # bytes of any file of this process
+    full = [At(3, lambda _: resource.setrlimit(resource.RLIMIT_FSIZE, limit))] if rank == 0 else []
     failed = reason(Toy(width=300), folder / "full", *full, **settings)
     found = {
         "stopped": stopped,
