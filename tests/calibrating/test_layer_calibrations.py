@@ -25,12 +25,12 @@ from subtoken_train.datasets.scenes import write_scenes
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evictions.h2o import LayerShares, PrefixKV
 from subtoken_train.inference.compression import Compression, compression_of
-from subtoken_train.inference.prefill import open_prompts, prefill
+from subtoken_train.inference.prefill import prefill
 from subtoken_train.ledger.kv_budget import mean_deviation
 from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Region
 from subtoken_train.view.scores import Candidates, Scores
-from tests.support.helpers import compress, make_batch, only_sample, random_scores, sharpen
+from tests.support.helpers import compress, make_batch, only_sample, opened, random_scores, sharpen
 from tests.support.places import ROOT
 from tests.support.prompt_views import NOBODY, written
 from tests.support.refusals import refuses, refusing
@@ -170,8 +170,7 @@ def test_prompts_and_models_without_images_are_refused(tiny_family):
 
 def kept_share(backbone, batch, compression, protocol):
     """What each prompt of a batch keeps of its context, an entry counting for each head."""
-    cache = PackedCache(backbone.family.shape.num_layers)
-    first = open_prompts(backbone, batch, cache, compression, protocol)
+    first, _ = opened(backbone, batch, compression, protocol)
     context_BN, heads, shares = first.regions_BM == Region.CONTEXT, backbone.family.shape.num_kv_heads, []
     for sample, own_N in enumerate(context_BN):
         kept = 0

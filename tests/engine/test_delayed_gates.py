@@ -7,17 +7,16 @@ import torch
 from transformers import AttentionInterface
 
 from subtoken_train import SubTokenModel
-from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.evictions import build_eviction
 from subtoken_train.forks import undoing
 from subtoken_train.functional.causal_attention import Seen, causal_attention
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.prefill import decode, open_prompts
+from subtoken_train.inference.prefill import decode
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.bank import OPEN
 from subtoken_train.types import Region
-from tests.support.helpers import compress, random_scores
+from tests.support.helpers import compress, opened, random_scores
 from tests.support.refusals import refuses, refusing
 from tests.support.text_families import text_batch, text_family
 
@@ -112,10 +111,8 @@ def test_attention_beside_loops(training):
 def test_packed_is_the_truth(kind, protocol, chunk, every):
     """Two prompts of unlike lengths; rows of heads keep unlike numbers, in the prompt and after."""
     backbone, batch, steps = gated(kind), text_batch([(24, 6, 0), (16, 4, 0)], True), 5
-    cache = PackedCache(backbone.family.shape.num_layers)
-    compression = Compression(prefill_chunk=chunk, every=every)
-    logits = [open_prompts(backbone, batch, cache, compression, protocol).logits_BV]
-    tokens = []
+    first, cache = opened(backbone, batch, Compression(prefill_chunk=chunk, every=every), protocol)
+    logits, tokens = [first.logits_BV], []
     for _ in range(steps):
         tokens.append(logits[-1].argmax(-1))
         logits.append(decode(backbone, tokens[-1][:, None], cache))

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from subtoken_train import SubTokenModel
-from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine.build import start_warm
 from subtoken_train.engine.modes import enable_checkpointing
 from subtoken_train.errors import SubTokenWarning
@@ -16,14 +15,14 @@ from subtoken_train.families.family import shapes_digest
 from subtoken_train.families.lora import LoraSettings, add_lora
 from subtoken_train.inference.cache_report import account, report
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.prefill import contexts_of, open_prompts
+from subtoken_train.inference.prefill import contexts_of
 from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.routing.routers import start_from
 from subtoken_train.routing.shares import RATE, HeadShares
 from subtoken_train.types import Identity, Region
 from tests.engine.test_context import MIXED, QUEST, check_trained_as_alone, hf_logits, trained_loss
-from tests.support.helpers import compress, gqa_family, make_batch, random_mask, random_scores
+from tests.support.helpers import compress, gqa_family, make_batch, opened, random_mask, random_scores
 from tests.support.prompt_views import drawn_nets, settings_for, written
 from tests.support.refusals import refusing
 from tests.support.sampling import sampled
@@ -44,11 +43,6 @@ def eager(family, routing=None, reducer=NONE, factor=20.0):
     for name, parameter in backbone.bank.named_parameters():
         torch.nn.init.normal_(parameter, std=0.02 * factor / (RATE if "shares" in name else 1))
     return backbone
-
-
-def opened(backbone, batch, compression=None, protocol="query_aware"):
-    cache = PackedCache(backbone.family.shape.num_layers)
-    return open_prompts(backbone, batch, cache, compression or Compression(), protocol), cache
 
 
 @pytest.mark.parametrize("protocol", ["query_aware", "context_first"])

@@ -11,6 +11,7 @@ from subtoken_train.datasets.image_sources import EncodedImage, open_image
 from subtoken_train.families.images import Video, pad_to_square, to_rgb
 from subtoken_train.inference.prompt_inputs import inputs_of
 from tests.support.refusals import refuses
+from tests.support.run_folders import encoded
 from tests.support.tiny import tiny_families
 
 RNG = np.random.default_rng(0)
@@ -37,9 +38,7 @@ def tagged(orientation: int) -> Image.Exif:
 
 
 def content(pixels: np.ndarray, kind: str, **options: object) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, kind, **options)
-    return buffer.getvalue()
+    return encoded(Image.fromarray(np.ascontiguousarray(pixels)), kind, **options)
 
 
 def read(encoded: bytes) -> np.ndarray:
@@ -124,10 +123,8 @@ def test_one_transparent_colour_is_white_too(mode):
         image.putpalette([0, 0, 0] * 9 + [90, 91, 92])
     image.putpixel((0, 0), clear)
     image.putpixel((2, 0), seen)
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG", transparency=clear)
     shown = {"P": [255, 0, 90], "L": [255, 0, 9], "1": [255, 255, 255]}.get(mode, [255, 0, 255])
-    assert read(buffer.getvalue())[0, :, 0].tolist() == shown
+    assert read(encoded(image, transparency=clear))[0, :, 0].tolist() == shown
 
 
 @pytest.mark.parametrize("mode", ["CMYK", "YCbCr", "HSV", "LAB", "RGBX", "1", "L", "P"])

@@ -15,6 +15,7 @@ from PIL import Image, ImageOps
 from tests.hostile.case import Answer, Case, Expect, Place, Reference, same
 from tests.hostile.grammar import damaged, no_file
 from tests.hostile.tensors import canary_pickle
+from tests.support.run_folders import encoded
 
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
 Image.init()  # which makes all of its readers known
@@ -61,12 +62,6 @@ def pixels(right: Image.Image | None) -> Reference:
         return f"opened as {got.mode} {got.size}, and not pixel for pixel as another reader"
 
     return difference
-
-
-def encoded(picture: Image.Image, form: str = "PNG", **settings: Any) -> bytes:
-    whole = io.BytesIO()
-    picture.save(whole, form, **settings)
-    return whole.getvalue()
 
 
 def chunk(kind: bytes, content: bytes) -> bytes:

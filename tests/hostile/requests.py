@@ -24,8 +24,9 @@ from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.model import SubTokenModel
 from tests.hostile.case import VLM, Case, Expect, Place, made
 from tests.hostile.grammar import NAN, no_file
-from tests.hostile.pictures import encoded, of_mode, pixels, right_picture, spoilt, turned
+from tests.hostile.pictures import of_mode, pixels, right_picture, spoilt, turned
 from tests.support.chat_servers import Served, serving_model
+from tests.support.run_folders import encoded
 
 COUNT = (0, -1, 1.5, "x")
 REFUSED: dict[str, tuple[Any, ...]] = {

@@ -5,14 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from subtoken_train.cache.cache import PackedCache
 from subtoken_train.inference import batched
 from subtoken_train.inference.batched import generate_batch, score_batch
 from subtoken_train.inference.cache_report import account
-from subtoken_train.inference.prefill import decode, open_prompts
+from subtoken_train.inference.prefill import decode
 from subtoken_train.ledger.measure import measured_ledger
 from subtoken_train.types import Region, in_compressed_region
-from tests.support.helpers import compress, only_sample
+from tests.support.helpers import compress, only_sample, opened
 from tests.support.packing import short_runs  # noqa: F401  (a fixture)
 from tests.support.reference import recompute
 from tests.support.refusals import refuses
@@ -44,14 +43,6 @@ def texts(lengths=LENGTHS, seed=5):
     return [[torch.randint(10, 60, (n,), generator=generator).tolist() for n in row] for row in lengths]
 
 
-def assert_scores(outcome, logits, of_prompt):
-    """Log-probabilities of continuations, and whether they are greedy, from the logits that predict them."""
-    pairs = list(zip(logits, of_prompt, strict=True))
-    logprobs = [float(own.float().log_softmax(-1)[range(len(ids)), ids].sum()) for own, ids in pairs]
-    assert outcome.logprobs == pytest.approx(logprobs, abs=1e-4)
-    assert outcome.greedy == [own.argmax(-1).tolist() == list(ids) for own, ids in pairs]
-
-
 @sampled("levels", CELLS, every=4, ids=name_of)
 def test_scores_from_a_compressed_cache_are_a_masked_recompute(levels):
     cell = CELL | levels
@@ -60,8 +51,10 @@ def test_scores_from_a_compressed_cache_are_a_masked_recompute(levels):
     truths = decoded(backbone, batch, 1, compression).truths
     outcomes = score_batch(backbone, batch, wanted, compression=compression)
     for outcome, truth, of_prompt in zip(outcomes, truths, wanted, strict=True):
-        logits = [recompute(backbone, truth, torch.tensor(ids, dtype=torch.long))[:-1] for ids in of_prompt]
-        assert_scores(outcome, logits, of_prompt)
+        pairs = [(recompute(backbone, truth, torch.tensor(ids, dtype=torch.long))[:-1], ids) for ids in of_prompt]
+        logprobs = [float(own.float().log_softmax(-1)[range(len(ids)), ids].sum()) for own, ids in pairs]
+        assert outcome.logprobs == pytest.approx(logprobs, abs=1e-4)
+        assert outcome.greedy == [own.argmax(-1).tolist() == list(ids) for own, ids in pairs]
 
 
 @sampled("protocol", ["query_aware", "context_first"], every=4)
@@ -134,14 +127,14 @@ def test_bytes_of_all_samples_are_the_cache(levels, protocol, kind):
         cell |= {"selector": "linear"} if cell["selector"] == "query" else {}
     backbone, compression = backbone_of(cell), compression_of(cell)
     shape, (kind, _, side) = backbone.family.shape, kind.partition("_")
-    batch, cache = prompts(backbone.family, kind, side == "left"), PackedCache(backbone.family.shape.num_layers)
-    opened = open_prompts(backbone, batch, cache, compression, protocol)
-    parts = account(backbone, batch, opened, cache)
-    appended = int((batch.regions_BN != Region.PADDING).sum() - (opened.regions_BM != Region.PADDING).sum())
+    batch = prompts(backbone.family, kind, side == "left")
+    first, cache = opened(backbone, batch, compression, protocol)
+    parts = account(backbone, batch, first, cache)
+    appended = int((batch.regions_BN != Region.PADDING).sum() - (first.regions_BM != Region.PADDING).sum())
     assert (appended > 0) == (protocol == "context_first")
     packed = sum(layer.payload_bytes + layer.index_bytes for layer in cache.layers)
     assert sum(part.kv_bytes for part in parts) == packed + appended * shape.token_bytes
-    ledger = measured_ledger(opened.plan, opened.regions_BM, shape)
+    ledger = measured_ledger(first.plan, first.regions_BM, shape)
     region = "visual" if backbone.family.image_token_id is not None else "context"
     rows = [entry for entry in ledger.entries if entry.region == region]
     assert sum(part.entries_before for part in parts) == sum(entry.tokens_before for entry in rows)
@@ -161,15 +154,15 @@ def test_bytes_of_a_region_are_counted_entry_by_entry(eviction):
     """KIVI leaves the latest entries of a head whole, whichever region they are of."""
     cell = CELL | {"selector": "none", "precision": "kivi4", "eviction": eviction}
     backbone, heads, rounded = backbone_of(cell), family_of(cell["family"]).shape.num_kv_heads, 0
-    batch, cache = prompts(backbone.family, "three", pad_left=True), PackedCache(backbone.family.shape.num_layers)
-    opened = open_prompts(backbone, batch, cache, compression_of(cell), "query_aware")
-    for sample, part in enumerate(account(backbone, batch, opened, cache)):
+    batch = prompts(backbone.family, "three", pad_left=True)
+    first, cache = opened(backbone, batch, compression_of(cell))
+    for sample, part in enumerate(account(backbone, batch, first, cache)):
         wanted = 0
-        for plan in opened.plan.layers:
+        for plan in first.plan.layers:
             keeps_Nh = (plan.entries_BN[sample] >= 0)[:, None].expand(-1, heads)
             keeps_Nh = keeps_Nh if plan.heads_BNh is None else keeps_Nh & plan.heads_BNh[sample]
             for keeps_N in keeps_Nh.unbind(1):
-                regions = opened.regions_BM[sample, plan.entries_BN[sample, keeps_N]]
+                regions = first.regions_BM[sample, plan.entries_BN[sample, keeps_N]]
                 in_region, full = in_compressed_region(regions), max(0, len(regions) - 3) // 4 * 4
                 # of 16 channels: half bytes, and scale and zero point of four keys' channel and of a value
                 wanted += int(in_region[:full].sum()) * (8 + 16 * 4 // 4 + 8 + 4) + int(in_region[full:].sum()) * 128
@@ -233,9 +226,8 @@ FORCED = {
 
 def forced_by_hand(backbone, prompt, compression, protocol, tokens):
     """(log-probability, share that greedy decoding would say) of one prompt's tokens, fed one after another."""
-    cache = PackedCache(backbone.family.shape.num_layers)
-    logits_V = open_prompts(backbone, prompt, cache, compression, protocol).logits_BV[0]
-    total, right = 0.0, 0
+    first, cache = opened(backbone, prompt, compression, protocol)
+    logits_V, total, right = first.logits_BV[0], 0.0, 0
     for token in tokens:
         total += logits_V.float().log_softmax(-1)[token].item()
         right += int(logits_V.argmax()) == token

@@ -7,24 +7,22 @@ import pytest
 import torch
 from torch.nn import functional
 
-from subtoken_train.cache.cache import PackedCache
 from subtoken_train.engine import attention
 from subtoken_train.evictions import EVICTIONS, build_eviction
 from subtoken_train.evictions.thresholds import Threshold
 from subtoken_train.inference import layer_packer, prefill
 from subtoken_train.inference.batched import generate_batch, score_batch
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.prefill import decode, open_prompts
+from subtoken_train.inference.prefill import decode
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Region
-from tests.support.helpers import compress, only_sample
+from tests.support.helpers import compress, only_sample, opened
 from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 from tests.support.truth_cells import backbone_of
 from tests.support.truth_models import KV_HEADS, OwnSets, family_of, prompts
 
 CELL = {"selector": "none", "layout": "contiguous", "groups": "8/3", "budget": "per_token", "precision": "fp32"}
-PLAIN = Compression()
 THRESHOLDS = {"random": 0.6, "keydiff": -0.2, "tova": -3.0, "expected_attention": -2.9}
 
 
@@ -32,17 +30,12 @@ def backbone_for(family, reducer="none", selector="none", **levels):
     return backbone_of({**CELL, "family": family, "reducer": reducer, "selector": selector, **levels})
 
 
-def opened(backbone, batch, protocol, compression=PLAIN):
-    cache = PackedCache(backbone.family.shape.num_layers)
-    return open_prompts(backbone, batch, cache, compression, protocol), cache
-
-
 @sampled("kind", ["three_left", "three_right", "text_left", "text_right"], every=8)
 @sampled("family", ["llava", "llava_gqa", "qwen2_5_vl", "llama"], every=3)
 def test_without_compression_the_protocols_are_one(family, kind):
     backbone, (kind, _, side) = backbone_for(family), kind.partition("_")
     batch = prompts(backbone.family, kind, side == "left")
-    runs = [opened(backbone, batch, protocol) for protocol in ("query_aware", "context_first")]
+    runs = [opened(backbone, batch, protocol=protocol) for protocol in ("query_aware", "context_first")]
     assert (runs[0][0].logits_BV - runs[1][0].logits_BV).abs().max() < 1e-4
     assert torch.equal(runs[0][1].next_position, runs[1][1].next_position)
     further = torch.randint(10, 60, (3, 5), generator=torch.Generator().manual_seed(1))
@@ -60,9 +53,8 @@ def test_the_last_context_token_ranks():
     other.input_ids_BN[asks] = other.input_ids_BN[asks] % 40 + 11
 
     def kept(protocol):
-        caches = [(each, PackedCache(backbone.family.shape.num_layers)) for each in (batch, other)]
-        opened = [open_prompts(backbone, *each, Compression(), protocol) for each in caches]
-        return [each.plan.layers[-1].entries_BN.tolist() for each in opened]
+        both = [opened(backbone, each, protocol=protocol)[0] for each in (batch, other)]
+        return [each.plan.layers[-1].entries_BN.tolist() for each in both]
 
     first, aware = kept("context_first"), kept("query_aware")
     assert first[0] == first[1] != aware[0] != aware[1]
@@ -86,7 +78,7 @@ def test_chosen_samples_keep_their_padding(eviction):
     backbone, rows = backbone_for("llava_gqa"), torch.tensor([2, 0, 2])
     KV_HEADS[0] = backbone.family.shape.num_kv_heads
     batch, further = prompts(backbone.family, "three", pad_left=True), torch.tensor([[11, 12], [13, 14], [15, 16]])
-    whole, chosen = (opened(backbone, batch, "context_first", Compression(eviction))[1] for _ in range(2))
+    whole, chosen = (opened(backbone, batch, Compression(eviction), "context_first")[1] for _ in range(2))
     expected = decode(backbone, further, whole)[rows]
     chosen.batch_select_indices(rows)
     for _ in range(2):
@@ -132,8 +124,7 @@ BY_LAYER = [name for name, method in METHODS.items() if not (method.across_layer
 
 def compressed_by(backbone, batch, compression, protocol="query_aware", steps=3):
     """The plan's layers, and the logits of the next token and of some more that are the same in all runs."""
-    cache = PackedCache(backbone.family.shape.num_layers)
-    first = open_prompts(backbone, batch, cache, compression, protocol)
+    first, cache = opened(backbone, batch, compression, protocol)
     tokens = torch.randint(10, 60, (steps, len(batch.input_ids_BN), 1), generator=torch.Generator().manual_seed(5))
     return first.plan, torch.stack([first.logits_BV, *(decode(backbone, ids, cache) for ids in tokens)])
 

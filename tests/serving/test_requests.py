@@ -1,7 +1,6 @@
 """Fields of a request, one by one; requests that run together, whatever they ask, are told what they are told alone."""
 
 import base64
-import io
 import json
 import threading
 import time
@@ -21,11 +20,10 @@ from subtoken_train.serving.rows import use_onednn
 from tests.support.chat_servers import KNORM, LLAMA, LLAVA, MARK, TEXT, about, data_url, image_part, text_part
 from tests.support.places import ROOT
 from tests.support.refusals import refuses, refusing
+from tests.support.run_folders import encoded
 
 LIMITS = Limits(max_new_tokens=64)
-SHOWN = io.BytesIO()
-Image.new("RGB", (4, 3), "red").save(SHOWN, "PNG")
-PNG = SHOWN.getvalue()
+PNG = encoded(Image.new("RGB", (4, 3), "red"))
 PACKED = base64.b64encode(PNG).decode()
 
 

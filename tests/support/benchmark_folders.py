@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from PIL import Image as Pictures
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.evaluation.tasks.task import Sample, Task
 from tests.support.places import ROOT
+from tests.support.run_folders import encoded
 
 Row = Mapping[str, Any]
 
@@ -154,9 +154,7 @@ def mean_of(cases: list[float]) -> Any:
 
 
 def picture(shade: int = 0) -> bytes:
-    content = BytesIO()
-    Pictures.new("RGB", (2, 2), (shade, 0, 0)).save(content, "PNG")
-    return content.getvalue()
+    return encoded(Pictures.new("RGB", (2, 2), (shade, 0, 0)))
 
 
 def write_rows(folder: Path, file: str, rows: list[dict[str, Any]]) -> Path:

@@ -1,7 +1,6 @@
 """A server of ours on a free port of this machine, in a thread of this process."""
 
 import base64
-import io
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from subtoken_train.serving.answerer import Answerer, ContextStore
 from subtoken_train.serving.chat_request import Limits
 from subtoken_train.serving.http_app import ChatServer, ServerSettings, http_server
 from tests.support.places import ROOT
+from tests.support.run_folders import encoded
 
 MARK = {"cache_control": {"type": "ephemeral"}}
 LLAMA, LLAVA = str(ROOT / "checkpoints/tiny-llama"), str(ROOT / "checkpoints/tiny-llava")
@@ -95,9 +95,7 @@ def serving_model(
 
 
 def data_url(image: Image.Image, kind: str = "png") -> str:
-    content = io.BytesIO()
-    image.save(content, kind)
-    return f"data:image/{kind};base64,{base64.b64encode(content.getvalue()).decode()}"
+    return f"data:image/{kind};base64,{base64.b64encode(encoded(image, kind)).decode()}"
 
 
 def image_part(url: str, **more: Any) -> dict[str, Any]:

@@ -16,10 +16,11 @@ from subtoken_train.functional.gather import on_device
 from subtoken_train.inference.batched import greedy_tokens
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.model import SubTokenModel
-from subtoken_train.inference.prefill import open_prompts, prefill
+from subtoken_train.inference.prefill import prefill
 from subtoken_train.inference.prompt_inputs import batch_from_inputs
 from subtoken_train.types import Batch, Plan, Region
 from tests.support import truth_cells
+from tests.support.helpers import opened
 from tests.support.text_families import text_family
 from tests.support.truth_cells import PLAIN_CELL, backbone_of, compression_of
 from tests.support.truth_models import CONTEXT, family_of, prompts
@@ -113,9 +114,8 @@ class StepCell:
                 on_device(truth_cells.batch_of(cell), torch.device(self.device)),
             )
             compression = Compression(**{**vars(compression_of(cell)), **self.compression})
-            cache = PackedCache(backbone.family.shape.num_layers)
-            opened = open_prompts(backbone, batch, cache, compression, cell["protocol"])
-        return backbone, cache, opened.logits_BV.argmax(-1)[:, None]
+            first, cache = opened(backbone, batch, compression, cell["protocol"])
+        return backbone, cache, first.logits_BV.argmax(-1)[:, None]
 
     def _family(self, name: str, dtype: torch.dtype = torch.float32) -> Family:
         family = deepcopy(family_of(name, dtype)) if self.layers is None else text_family(name, self.layers)

@@ -15,6 +15,7 @@ from transformers import LlavaForConditionalGeneration
 from checkpoints import tiny_llama
 from checkpoints.tiny_llava import build_model, build_processor
 from subtoken_train.artifact.folder import AdapterConfig, identify, write_adapter
+from subtoken_train.cache.cache import PackedCache
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.engine.build import Stage2Config, build
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
@@ -25,6 +26,8 @@ from subtoken_train.families.decoder import FUSED
 from subtoken_train.families.family import Family
 from subtoken_train.families.llava import LlavaFamily
 from subtoken_train.families.lora import LoraSettings
+from subtoken_train.inference.compression import Compression
+from subtoken_train.inference.prefill import open_prompts
 from subtoken_train.reducers import build_reducer
 from subtoken_train.reducers.base import Reducer
 from subtoken_train.routing import RoutingConfig
@@ -83,6 +86,14 @@ def compress(family: Family, routing: RoutingConfig | None = None, **reducer: ob
     config = build_reducer(**{"name": "none", **reducer})
     bank = None if routing is None else RouterBank(routing, family.hidden_size, family.shape)
     return CompressedBackbone(family, config, bank)
+
+
+def opened(
+    backbone: CompressedBackbone, batch: Batch, compression: Compression | None = None, protocol: str = "query_aware"
+) -> tuple[PromptPass, PackedCache]:
+    """The pass of a batch's prompts, and the cache that it leaves."""
+    cache = PackedCache(backbone.family.shape.num_layers)
+    return open_prompts(backbone, batch, cache, compression or Compression(), protocol), cache
 
 
 def check_alone(backbone: CompressedBackbone, batch: Batch, pad_left: bool) -> PromptPass:
@@ -185,10 +196,13 @@ def last_state(run: Path) -> dict:
 
 
 def moved_by_fit(cli: RecipeCLI) -> set[str]:
+    """Names of the parameters that a run moves: exactly those that it says it trains."""
     parts = cli.model.parts
     before = {name: parameter.clone() for name, parameter in parts.named_parameters()}
     cli.trainer.fit(cli.model, cli.datamodule)
-    return {name for name, parameter in parts.named_parameters() if not torch.equal(parameter, before[name])}
+    moved = {name for name, parameter in parts.named_parameters() if not torch.equal(parameter, before[name])}
+    assert {f"compressed.{name}" for name in moved} == set(cli.model.trained())
+    return moved
 
 
 @dataclass(frozen=True)

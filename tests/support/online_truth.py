@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 import torch
 
 from subtoken_train.cache.cache import PackedCache
-from subtoken_train.inference.prefill import decode, open_prompts
+from subtoken_train.inference.prefill import decode
 from subtoken_train.types import Region
+from tests.support.helpers import opened
 from tests.support.reference import recompute, tapped, truths
 
 
@@ -46,9 +47,8 @@ def columns_of(tap, layer: int, sample: int) -> torch.Tensor:
 @torch.no_grad()
 def decoded_online(backbone, batch, steps, compression, protocol="query_aware", chunks=()) -> OnlineRun:
     """Greedy decoding of ``steps`` tokens; ``chunks`` are (call, tokens [B, q]) that are appended with that call's."""
-    cache = PackedCache(backbone.family.shape.num_layers)
     with tapped(backbone) as tap:
-        first = open_prompts(backbone, batch, cache, compression, protocol)
+        first, cache = opened(backbone, batch, compression, protocol)
     saved = truths(backbone, tap, first.plan, batch, compression.merging)
     run = OnlineRun([], [first.logits_BV], [0], saved, cache)
     further = dict(chunks)

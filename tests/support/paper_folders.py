@@ -1,6 +1,5 @@
 """The paper's tables in small: eight benchmarks in both of their layouts, about digit scenes, and grids over them."""
 
-import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from subtoken_train.evaluation.results import SampleRecord, read_samples
 from subtoken_train.resources import resource
 from tests.support import benchmark_folders as layouts
 from tests.support.eval_runs import ADAPTERS
+from tests.support.run_folders import encoded
 
 ROWS = 6  # of each benchmark
 SHOTS = 5
@@ -44,10 +44,9 @@ def questions(kind: str, seed: int, count: int = ROWS) -> list[Question]:
         rng = np.random.default_rng([seed, number])
         scene = draw_scene(rng, "test")
         text, answer = ask(rng, scene.objects, kind)
-        buffer = io.BytesIO()
-        Image.fromarray(scene.pixels).save(buffer, "JPEG", quality=90, subsampling=0)
+        image = encoded(Image.fromarray(scene.pixels), "JPEG", quality=90, subsampling=0)
         words = tuple(str(item.digit) for item in scene.objects)
-        found.append(Question(seed * 1000 + number, text, answer, words, buffer.getvalue()))
+        found.append(Question(seed * 1000 + number, text, answer, words, image))
     return found
 
 

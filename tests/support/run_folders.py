@@ -1,5 +1,7 @@
 """Folders on disk: runs, pictures and tables as people have them, disks that are full, writers that die."""
 
+import csv
+import io
 import json
 import logging
 import os
@@ -8,6 +10,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 from safetensors.torch import load_file
@@ -73,6 +76,12 @@ def content(folder: Path) -> dict[Path, bytes]:
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def logged(run: Path, name: str) -> list[float]:
+    """What a run logged by a name, step after step."""
+    with (run / "logs" / "csv" / "metrics.csv").open() as file:
+        return [float(row[name]) for row in csv.DictReader(file) if row.get(name)]
+
+
 def adapter_tensors(folder: Path) -> dict[str, Tensor]:
     paths = sorted(folder.rglob("*.safetensors"))
     return {f"{path.relative_to(folder)}:{name}": each for path in paths for name, each in load_file(path).items()}
@@ -133,6 +142,12 @@ def kill_in(number: int, action: Callable[[], object]) -> bool:
         action()
 
     return killed(run)
+
+
+def encoded(picture: Image.Image, form: str = "PNG", **settings: Any) -> bytes:
+    content = io.BytesIO()
+    picture.save(content, form, **settings)
+    return content.getvalue()
 
 
 def pictures(folder: Path, count: int = 6, below: str = "images") -> list[str]:

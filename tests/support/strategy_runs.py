@@ -7,7 +7,6 @@
 The ZeRO strategy here is the shipped class without its one check that refuses CPUs.
 """
 
-import csv
 import os
 import shutil
 import signal
@@ -23,7 +22,7 @@ from subtoken_train.cli.trainer_parts import KINDS
 from subtoken_train.training.checkpoints import state_path
 from subtoken_train.training.strategies import PRESETS, ZeroStrategy
 from tests.support.places import recipe
-from tests.support.run_folders import adapter_tensors
+from tests.support.run_folders import adapter_tensors, logged
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TIMEOUT = 400  # seconds; a run takes ten on an idle machine
@@ -80,9 +79,8 @@ class Run:
 
     @property
     def losses(self) -> list[tuple[float, float]]:
-        with (self.folder / "logs" / "csv" / "metrics.csv").open() as file:
-            rows = [row for row in csv.DictReader(file) if row["train/loss"]]
-        return [(float(row["train/loss"]), float(row["train/balance"])) for row in rows]
+        columns = (logged(self.folder, name) for name in ("train/loss", "train/balance"))
+        return list(zip(*columns, strict=True))
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:

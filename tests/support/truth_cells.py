@@ -21,7 +21,7 @@ from subtoken_train.evictions import EVICTIONS, build_eviction
 from subtoken_train.evictions.thresholds import Threshold
 from subtoken_train.families.family import Family
 from subtoken_train.inference.compression import Compression
-from subtoken_train.inference.prefill import decode, open_prompts
+from subtoken_train.inference.prefill import decode
 from subtoken_train.kernels.formats import FORMATS
 from subtoken_train.ledger.kv_budget import kept_channels
 from subtoken_train.reducers import REDUCERS as REGISTERED
@@ -30,7 +30,7 @@ from subtoken_train.reducers.base import TowerReducer
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Batch, Plan, Protocol
 from tests.support import truth_models as models
-from tests.support.helpers import compress
+from tests.support.helpers import compress, opened
 from tests.support.plain_parts import note_pages, noting_feedback
 from tests.support.prompt_views import settings_for
 from tests.support.reference import SampleTruth, closed_up, in_fp32, recompute, rounded, tapped, truths
@@ -239,9 +239,8 @@ def decoded(
     backbone: CompressedBackbone, batch: Batch, steps: int, compression: Compression, protocol: Protocol = "query_aware"
 ) -> Decoded:
     """Greedy decoding that notes its logits and does not stop at an end of text."""
-    cache = PackedCache(backbone.family.shape.num_layers)
     with tapped(backbone) as tap, noting_feedback() as feedback:
-        first = open_prompts(backbone, batch, cache, compression, protocol)
+        first, cache = opened(backbone, batch, compression, protocol)
     saved = truths(backbone, tap, first.plan, batch, compression.merging)
     if compression.eviction is not None and compression.eviction.reads:
         note_pages(saved, tap, compression)

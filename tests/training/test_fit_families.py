@@ -1,6 +1,5 @@
 """Short fits of random tiny models that see or read: what trains moves, nothing else does, folders read back."""
 
-import csv
 import json
 import re
 from functools import partial
@@ -16,6 +15,7 @@ from subtoken_train.forks import undoing
 from tests.support.chats import CHATML, byte_level
 from tests.support.commands import refused
 from tests.support.helpers import moved_by_fit, save_backbone
+from tests.support.run_folders import logged
 from tests.support.sampling import sampled
 from tests.support.text_families import DECODERS, NAMED
 from tests.support.tiny import noise, tiny_families
@@ -90,8 +90,7 @@ def test_reducers_of_videos_train_on_videos_and_refuse_scenes(seeing_run, tmp_pa
     rows = [{"id": str(number), "video": f"v{number}", "conversations": turns} for number in range(4)]
     (tmp_path / "videos.json").write_text(json.dumps(rows))
     data = [f"--data.train_file={tmp_path / 'videos.json'}", f"--data.image_folder={tmp_path}"]
-    cli = RecipeCLI([*asked[1:], "--data.batch_size=2", *data])
-    assert {f"compressed.{name}" for name in moved_by_fit(cli)} == set(cli.model.trained())
+    assert moved_by_fit(RecipeCLI([*asked[1:], "--data.batch_size=2", *data]))
 
 
 RANKED = "--model.routing.budget=ranked"
@@ -129,7 +128,6 @@ CELLS |= {name: ("llava", extra) for name, extra in KINDS.items()}
 def test_three_steps_move_exactly_the_trainables(seeing_run, kind, extra):
     cli = RecipeCLI(seeing_run(kind, *extra)[1:])
     moved = moved_by_fit(cli)
-    assert {f"compressed.{name}" for name in moved} == set(cli.model.trained())
     layers = cli.model.family.shape.num_layers
     assert len([name for name in moved if "lora_" in name]) == layers * 2 * 2  # on q and v of every layer
 
@@ -171,9 +169,7 @@ def corpus(tmp_path, monkeypatch):
     every=4,
 )
 def test_three_steps_move_exactly_the_trainables_of_texts(recipe, kind, selector, extra):
-    cli = RecipeCLI([*recipe(kind, {**ROUTING, "selector": selector}), *extra])
-    moved = moved_by_fit(cli)
-    assert {f"compressed.{name}" for name in moved} == set(cli.model.trained())
+    moved = moved_by_fit(RecipeCLI([*recipe(kind, {**ROUTING, "selector": selector}), *extra]))
     assert sum("lora_" in name for name in moved) == 2 * 2 * 2
     assert any(name.startswith("bank.") for name in moved)
 
@@ -211,8 +207,7 @@ def test_sixty_short_chats_train(recipe, chats, tmp_path, capsys):
     assert main(["preview", *argv, "--count=2"]) == 0
     assert re.findall(r"answer   trained +\d+  (.*)", capsys.readouterr().out) == ["three<|im_end|>"] * 2
     assert main(["fit", *argv, "--trainer.max_steps=20", "--trainer.log_every_n_steps=1"]) == 0
-    (log,) = (tmp_path / "run").rglob("metrics.csv")
-    losses = [float(row["train/loss"]) for row in csv.DictReader(log.open()) if row["train/loss"]]
+    losses = logged(tmp_path / "run", "train/loss")
     assert max(losses[-4:]) < min(losses[:4])
     assert capsys.readouterr().err.count("59 of 60 chats have no context") == 1
     _, backbone, _ = read_adapter(tmp_path / "run" / "adapter")
@@ -245,8 +240,7 @@ def test_gates_train_and_their_adapter_decodes(recipe, corpus, tmp_path, capsys)
     assert main(["check", *argv, "--offline"]) == 0
     assert re.search(r"gates of heads, 50[.0]* ?% of them open in the end, delay 8", capsys.readouterr().out)
     assert main(["fit", *argv, "--trainer.log_every_n_steps=1"]) == 0
-    (metrics,) = (tmp_path / "run").rglob("metrics.csv")
-    closed = [float(row["train/closed"]) for row in csv.DictReader(metrics.open()) if row.get("train/closed")]
+    closed = logged(tmp_path / "run", "train/closed")
     assert closed[-1] > closed[0] + 0.1
     model = SubTokenModel.from_pretrained(tmp_path / "run" / "adapter", eviction_every=4)
     ids = model.tokenizer(" ".join(documents("dev")[:2]), return_tensors="pt").input_ids[:, :200]
