@@ -7,6 +7,7 @@ tokenizer has one, starts every *block* and belongs to the context.
 
 import hashlib
 import json
+import random
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
@@ -172,6 +173,25 @@ def read_blocks(rows: Any, source: CorpusSource, tokenizer: Any, block_length: i
         tokens = sum(1 for _ in iterate_blocks(iterate_documents(rows, source), tokenizer, one_token))
         few = f"{tokens} tokens, fewer than one block of block_length {block_length}"
         raise ValueError(f"{source.name} ({source.split}) has {few}; lower block_length, or add text")
+
+
+def repeat_context(ids: list[int], context: int, place: int, tokenizer: Any) -> list[int]:
+    """Let every second block (odd ``place``) go on with parts of its ``context`` first tokens, [N] -> [N].
+
+    Three of four such blocks repeat stretches of it; the fourth answers what follows ten of its tokens.
+    """
+    if place % 2 == 0:
+        return ids
+    drawn, made, looks_up = random.Random(place), ids[:context], place % 8 == 7
+    last = context - (41 if looks_up else len(ids) - context)  # start of a part that the context holds whole
+    while len(made) < len(ids):
+        start = drawn.randrange(1, max(2, last + 1))
+        asked, said = "\n\n", ids[start:context]
+        if looks_up:
+            cue = tokenizer.decode(ids[start : start + 10], skip_special_tokens=True).strip()
+            asked, said = f'\n\nRepeat what follows "{cue}":', ids[start + 10 : start + 40]
+        made += [*tokenizer.encode(asked, add_special_tokens=False), *said]
+    return made[: len(ids)]
 
 
 def packed_blocks(rows: "Dataset", source: CorpusSource, tokenizer: Any, block_length: int) -> "Dataset":

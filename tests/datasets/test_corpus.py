@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -15,7 +16,14 @@ from PIL import Image
 from transformers import AutoTokenizer
 
 from subtoken_train.cli.main import main
-from subtoken_train.datasets.corpus import CorpusSource, iterate_blocks, iterate_documents, load_rows, packed_blocks
+from subtoken_train.datasets.corpus import (
+    CorpusSource,
+    iterate_blocks,
+    iterate_documents,
+    load_rows,
+    packed_blocks,
+    repeat_context,
+)
 from subtoken_train.datasets.datamodule import CorpusDataModule, RecallDataModule
 from subtoken_train.datasets.text_batches import TextSample, collate_text, padding_id
 from subtoken_train.datasets.unknown_tokens import SomeTexts, say_unknown
@@ -62,6 +70,21 @@ def test_blocks_are_the_stream_of_documents_and_ends(byte_tokenizer, bos, texts,
     ids = stream(texts, tokenizer)
     assert [i for block in blocks for i in block] == ids[: len(ids) - len(ids) % (block_length - bos)]
     assert BOS not in ids
+
+
+@given(context=st.integers(64, 200), after=st.integers(1, 300), place=st.integers(0, 63), bos=st.booleans())
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_every_second_block_goes_on_with_its_context(byte_tokenizer, context, after, place, bos):
+    tokenizer = byte_tokenizer(bos)
+    ids = [*[BOS] * bos, *tokenizer(" ".join(map(str, range(1000, 1300))), add_special_tokens=False)["input_ids"]]
+    made = repeat_context(ids[: context + after], context, place, tokenizer)
+    assert (len(made), made[:context]) == (context + after, ids[:context])
+    assert (made == ids[: context + after]) == (place % 2 == 0)
+    text, said = (tokenizer.decode(part, skip_special_tokens=True) for part in (ids[:context], made[context:]))
+    for piece in said.split("\n\n")[1:-1] if place % 2 else ():  # whole ones
+        asked = re.fullmatch('Repeat what follows "(.{8,10})":(.{30})', piece)
+        assert bool(asked) == (place % 8 == 7)
+        assert re.search(" ?".join(map(re.escape, asked.groups())), text) if asked else text.endswith(piece)
 
 
 def test_many_documents_are_tokenised_together_without_losing_any(byte_tokenizer):

@@ -237,6 +237,23 @@ def test_a_resumed_corpus_goes_on_where_it_was(source, byte_tokenizer, tmp_path,
     assert [name for names in unbroken.validated for name in names][:BLOCKS] == [f"block {i}" for i in range(BLOCKS)]
 
 
+def test_training_blocks_alone_go_on_with_their_context(source, byte_tokenizer):
+    sizes = {"block_length": 80, "context_length": 64, "prefix_tokens": 0}
+    shown = {}
+    for repeats in (False, True):
+        module = corpus(source, val=source, repeat_context=repeats, **sizes)
+        module.trainer = trainer_of(SimpleNamespace(tokenizer=byte_tokenizer()))
+        module.setup("fit")
+        records = {"train": module._train, "val": module._val, "shown": list(module.records_to_show())}
+        shown[repeats] = {name: [[*map(int, one.input_ids)] for one in some] for name, some in records.items()}
+    plain, repeated = shown[False], shown[True]
+    assert plain["train"] == plain["val"] == plain["shown"] == repeated["val"]
+    assert repeated["train"] == repeated["shown"]
+    assert [a == b for a, b in zip(plain["train"], repeated["train"], strict=True)] == [True, False]
+    with pytest.raises(ValueError, match=r"^context_length, under repeat_context, is 8; it must be 64 or more$"):
+        corpus(source, repeat_context=True)
+
+
 def test_blocks_are_shown_in_order_without_packing(source, byte_tokenizer):
     family = SimpleNamespace(tokenizer=byte_tokenizer())
     shown = [row for batch in corpus(source).samples(family, BLOCKS) for row in batch.input_ids_BN.tolist()]
