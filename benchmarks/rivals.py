@@ -1,7 +1,6 @@
 """Methods that are trained to drop entries, beside others of the same bytes, on SmolLM2, before the question is known.
 
 python -m benchmarks.rivals texts again.jsonl             # what arms of recipes/real/rivals.yaml learn from
-python -m benchmarks.rivals mixture mixed.jsonl WIKITEXT MODEL  # likewise, with LoRA
 python -m benchmarks.rivals record results/rivals rivals  # results/real_text/rivals.csv.xz, table of trained_arms.md
 """
 
@@ -9,23 +8,23 @@ import json
 import random
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
-from transformers import AutoTokenizer
 
 from benchmarks.pages import put
 from benchmarks.pairs import markdown
 from benchmarks.real_text import OUT, ROOT
 from subtoken_train.cli.recommend import interval_cell as cell
-from subtoken_train.datasets.corpus import CorpusSource, iterate_documents
 from subtoken_train.evaluation.intervals import bootstrap_interval
 
 TABLES, PAGE = ("rivals", "adapted"), ROOT / "docs/trained_arms.md"
 ASKED = {"facts": "facts, %", "manual_qa": "manuals, %"}
 PROSE = Path("data/english_text/train.jsonl")
-HIDDEN = "full.*|LKV|byte budget(, LoRA, m.*)?|.*(seed 1|size.*|maps|nets(, LoRA)?, 4 bits|Text.|untrained.*|LKV's.*)"
+HIDDEN = (
+    "full.*|LKV|DMS, taught.*|byte budget(, LoRA(, m.*|, looks up, m.*|, 4 bits)?)?"
+    "|.*(seed 1|size.*|maps|nets(, LoRA)?, 4 bits|Text.|untrained.*|LKV's.*)"
+)
 """Arms in the record alone: what others are compared with, and what is far behind or of no account."""
 
 
@@ -40,30 +39,6 @@ def chats() -> Iterator[str]:
         asked = f'{" ".join(words)}\n\nRepeat what follows "{" ".join(cue)}".'
         turns = [{"role": who, "content": what} for who, what in (("user", asked), ("assistant", " ".join(said)))]
         yield json.dumps({"id": f"said-{number}", "messages": turns}) + "\n"
-
-
-def mixture(wikitext: str, model: str) -> Iterator[str]:
-    """Yield blocks of 478 tokens, two of WikiText, two of prose; every second one ends with parts of its start."""
-    tokenizer, drawn, made = AutoTokenizer.from_pretrained(model), random.Random(0), 0
-    lines = ({"text": line} for line in Path(wikitext, "valid.txt").read_text(encoding="utf-8").splitlines(True))
-    articles = iterate_documents(lines, CorpusSource(name="valid.txt", documents="wikitext"))
-    texts = (json.loads(line)["text"] for line in PROSE.open())
-    encoded = partial(tokenizer.encode, add_special_tokens=False)
-    kinds = [[ids for ids in map(encoded, kind) if len(ids) > 520] for kind in (articles, texts)]
-    while made < 600:
-        (own,) = drawn.choices(kinds[made // 2 % 2], [*map(len, kinds[made // 2 % 2])])
-        own = own[drawn.randrange(len(own) - 478) :]
-        if made % 8 == 7:
-            own = own[:318]
-            while len(own) < 478:
-                cue = tokenizer.decode(own[(at := drawn.randrange(260)) : at + 10]).strip()
-                own += [*encoded(f'\n\nRepeat what follows "{cue}":'), *own[at + 10 : at + 40]]
-        elif made % 2:
-            own = [*own[:318], *encoded("\n\n"), *own[drawn.randrange(190) :]]
-        text = tokenizer.decode(own[:478])
-        if len(encoded(text)) == 478:
-            made += 1
-            yield json.dumps({"text": text}) + "\n"
 
 
 def table(name: str) -> str:
@@ -84,9 +59,8 @@ def table(name: str) -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] in ("texts", "mixture"):
-        made = chats() if sys.argv[1] == "texts" else mixture(*sys.argv[3:])
-        Path(sys.argv[2]).write_text("".join(made), encoding="utf-8")
+    if sys.argv[1] == "texts":
+        Path(sys.argv[2]).write_text("".join(chats()), encoding="utf-8")
     else:
         files = sorted(Path(sys.argv[2]).glob("*/*/samples-*.jsonl"))
         named = [pd.read_json(each, lines=True).assign(arm=each.parts[-3], task=each.parts[-2]) for each in files]

@@ -8,12 +8,12 @@ import pytest
 from tests.support.places import ROOT
 
 CEILINGS = {
-    "lines of the package": 51_494,
+    "lines of the package": 51_491,
     "files of the package": 278,
-    "lines of tests": 53_382,
-    "lines of benchmark programs": 5_425,
-    "words of pages": 38_387,
-    "tracked megabytes": 23.9393,
+    "lines of tests": 53_346,
+    "lines of benchmark programs": 5_399,
+    "words of pages": 38_379,
+    "tracked megabytes": 23.9195,
 }
 """What there may be at most."""
 BESIDE = (".", "recipes", "data", "checkpoints", "benchmarks")

@@ -247,6 +247,9 @@ def _absent(path: str, parameters: int) -> Iterator[tuple[str, int | None, str]]
 def _missing(cli: RecipeCLI, parameters: int) -> Iterator[tuple[str, int | None, str]]:
     data = cli.datamodule
     yield from _absent(cli.model.backbone_config.path, parameters)
+    start = getattr(cli.model.routing_config, "warm_start", None)
+    if start is not None and not Path(start).exists():
+        yield start, None, "subtoken-train calibrate kvzap"
     files: list[Any] = [data.train_file, data.val_file] if isinstance(data, InstructionDataModule) else []
     if isinstance(data, CorpusDataModule):
         source = data.train_source

@@ -183,6 +183,10 @@ def test_check_ends_with_what_a_run_needs(capsys):
     assert not any(line.startswith("missing") for line in lines)
     lines = checked(capsys, ["--offline", "--config", "llama7b_quest25_s16k12"])
     assert "missing data set Salesforce/wikitext (300.41 MiB): fetched by the first run" in lines
+    settings = {"budget": "bytes", "num_groups": 64, "kept_groups": 64, "byte_share": 0.125, "warm_start": "none.json"}
+    routing = [f"--model.routing.{name}={value}" for name, value in settings.items()]
+    lines = checked(capsys, ["--offline", "--config", "tiny_lora_only", *routing])
+    assert "missing none.json (size not known here): subtoken-train calibrate kvzap" in lines
 
 
 def test_an_evaluation_says_what_its_prompts_need(capsys, tmp_path):
