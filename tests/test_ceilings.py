@@ -10,10 +10,10 @@ from tests.support.places import ROOT
 CEILINGS = {
     "lines of the package": 51_491,
     "files of the package": 278,
-    "lines of tests": 53_346,
+    "lines of tests": 53_348,
     "lines of benchmark programs": 5_399,
-    "words of pages": 38_379,
-    "tracked megabytes": 23.9195,
+    "words of pages": 38_378,
+    "tracked megabytes": 23.9198,
 }
 """What there may be at most."""
 BESIDE = (".", "recipes", "data", "checkpoints", "benchmarks")

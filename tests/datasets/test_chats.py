@@ -129,6 +129,8 @@ def test_a_form_that_is_not_asked_in_is_told(short):
     texts._rehearsed_family = family()
     texts._raw_train = [{"messages": "x"}]
     refuses(r"data\.as_asked and data\.chat_template_kwargs are for chats", texts._check_form)
+    with pytest.raises(ValueError, match=r"^data\.repeat_context is for text that is no chat; leave it out$"):
+        next(CorpusDataModule(short, **settings, repeat_context=True).samples(family(), 1))
 
 
 @pytest.mark.parametrize(
