@@ -107,7 +107,7 @@ class PackedLayer(CacheLayerMixin):  # type: ignore[misc]
         return used, total - used
 
     def _resize(self, places: int) -> None:
-        missing = (0, 0, 0, places - self.keys.shape[2])  # fewer than none: the last ones go
+        missing = (0, 0, 0, places - self.keys.shape[2])  # where negative, the last places go
         self.keys, self.values = (F.pad(states, missing) for states in (self.keys, self.values))
 
     @property

@@ -186,8 +186,8 @@ class CorpusDataModule(OrderedDataModule[TextSample]):
             asks as a whole, and how much of a longer one asks.
         as_asked: learn of each chat the last answer alone, right behind the prompt with which a model is asked for it.
         chat_template_kwargs: variables for the chat template, as ``enable_thinking``; ask with the same ones.
-        repeat_context: let every second training block go on with parts of its context: stretches, or, in one of eight
-            blocks, what follows ten tokens that are named. Else a text seldom needs what stands far before.
+        repeat_context: let every second training block go on with parts of its context: stretches of it or, in one of
+            eight, what follows ten quoted tokens. Running text seldom needs what stands far before.
     """
 
     def __init__(
