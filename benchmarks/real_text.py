@@ -128,7 +128,7 @@ def arms(model: str = "qwen05") -> dict[str, list[Arm]]:
         chains["kvzap"] = ("kvzap", {"calibration": str(nets)})
     for base in POOLED:
         chains[f"pooled({base})"] = (f"pooled({base})", {})
-        if base not in ("h2o",):
+        if base != "h2o":
             chains[f"ada({base})"] = (f"ada({base})", {"alpha": 0.0})
     for name, (notation, options) in chains.items():
         method = build_eviction(notation, **options)
@@ -261,13 +261,7 @@ class Context:
 
 
 def contexts(tokenizer: Any, text: str, count: int) -> list[Context]:
-    """Hide facts in runs of text.
-
-    Args:
-        tokenizer: of the model.
-        text: WikiText's test split.
-        count: contexts; runs do not overlap.
-    """
+    """Hide facts in ``count`` runs of WikiText's test split that do not overlap."""
     draw, made = random.Random(SEED), []
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     for number in range(count):
@@ -371,10 +365,7 @@ def scored(backbone: CompressedBackbone, cache: PackedCache, questions: Sequence
 def prompt(family: Family, context: Context, seen: bool) -> tuple[Batch, list[Question]]:
     """Return what runs before a cache is compressed, and what is asked of the cache.
 
-    Args:
-        family: of the model.
-        context: its tokens and questions.
-        seen: whether the first question stands in the prompt but for its last token, which asks.
+    ``seen``: whether the first question stands in the prompt but for its last token, which asks.
     """
     first, own = context.questions[0], context.ids
     if seen:

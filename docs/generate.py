@@ -22,8 +22,8 @@ PAGES = {
     "plugins.md": arguments_page,
     "own_router.md": own_router_page,
     "serving.md": serving_page,
-    "../recipes/recipe.schema.json": lambda: json.dumps(recipe_schema(), indent=1) + "\n",
-    "../recipes/grid.schema.json": lambda: json.dumps(grid_schema(), indent=1) + "\n",
+    "../recipes/recipe.schema.json": lambda: json.dumps(recipe_schema(), indent=0) + "\n",
+    "../recipes/grid.schema.json": lambda: json.dumps(grid_schema(), indent=0) + "\n",
     "pictures/cache.svg": cache_picture,
     "pictures/stages.svg": stages_picture,
 }
