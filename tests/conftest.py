@@ -1,7 +1,4 @@
-"""Shared fixtures: random tiny models of the real classes, and a folder for each test.
-
-No test sees or touches what a user has: runs and results of the checkout, caches, settings of the libraries.
-"""
+"""Shared fixtures: random tiny models of the real classes, a folder for each test; what a user has stays unseen."""
 
 import os
 import shutil
@@ -52,10 +49,7 @@ def own_folder(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session", autouse=True)
 def hypothesis_has_drawn(request):
-    """Hypothesis draws 50 examples, and has made what the first need: a table of characters, constants of all sources.
-
-    In a fresh clone both take seconds, which it would hold against the test that draws first ("generation is slow").
-    """
+    """Let Hypothesis make its tables before any test: in a fresh clone it would call the first that draws too slow."""
     if not any(getattr(getattr(item, "obj", None), "is_hypothesis_test", False) for item in request.session.items):
         return
     from hypothesis import HealthCheck, given

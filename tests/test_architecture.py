@@ -44,12 +44,7 @@ def room_of(path: Path) -> str:
 
 
 def imported_names(tree: ast.AST, package: list[str]) -> Iterator[str]:
-    """Every dotted name that a file imports, wherever the import stands.
-
-    Args:
-        tree: the parsed file.
-        package: parts of the package that holds it, to resolve relative imports.
-    """
+    """Yield every dotted name that a file imports, anywhere; ``package``: its own parts, for relative imports."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -116,8 +111,7 @@ def test_imports_go_in_no_circle(arrows):
     TopologicalSorter(arrows()).prepare()  # a circle is a CycleError, which names it
 
 
-METHOD_ROOMS = {"routing", "reducers", "evictions"}
-"""Rooms of one method a file, each with a ``random.py`` of its own."""
+METHOD_ROOMS = {"routing", "reducers", "evictions"}  # rooms of one method a file, each with a ``random.py`` of its own
 COMMAND = {"add_arguments", "run", "run_raw", "help_text", "main"}  # of commands: ``cli/main.py`` says what they do
 """What the command line calls in a command's file; ``main`` is a program's."""
 

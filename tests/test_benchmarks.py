@@ -69,8 +69,7 @@ def test_pairs_alternate_and_ratios_are_medians_of_rounds():
     assert pairs.cell((0.5, 0.25, 1.0)) == "0.50 [0.25, 1.00]"
 
 
-UNIT = 2**-8
-"""A bfloat16 number lies at most this part of itself from what it was rounded from."""
+UNIT = 2**-8  # a bfloat16 number lies at most this part of itself from what it was rounded from
 
 
 def exact(rows, weight, bias=None):

@@ -194,8 +194,7 @@ OURS = [(block.place, argv) for block, words in LINES if (argv := command_line(w
 OF_RECIPES = [argv[1:] for _, argv in OURS if argv[0] in ("fit", "check", "preview")]
 COMMANDS_OF_RECIPES = sorted({tuple(word for word in argv if word != "--offline") for argv in OF_RECIPES})
 SHIPPED = re.compile(r"(?<![\w/.-])(?:recipes|checkpoints|data/samples)/[\w./-]+")
-FETCHED = {f"checkpoints/{name}" for name in MODELS}
-"""What ``subtoken-train data NAME`` leaves there."""
+FETCHED = {f"checkpoints/{name}" for name in MODELS}  # what ``subtoken-train data NAME`` leaves there
 
 
 def test_there_are_commands_to_check():

@@ -1,7 +1,4 @@
-"""What a release is made of: one version, a citation, a container, workflows and templates that their tools accept.
-
-The linters are in the extra ``release``; where one is absent its test is skipped. Nothing here builds a container.
-"""
+"""What a release is made of, as linters of the extra ``release`` accept it (skipped where absent); nothing is built."""
 
 import re
 import runpy

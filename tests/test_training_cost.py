@@ -58,10 +58,7 @@ def test_both_sides_of_a_comparison_read_the_same_input(cases, kind):
 
 
 def test_what_was_recorded_keeps_the_promises(cost):
-    """Routers cost at most 5 % of a step and of the peak; our fit is no slower than the plain one.
-
-    tiny-llava is so narrow that what routing adds is no small part; it is recorded and bounded beside them.
-    """
+    """Bound routers at 5 % of a step and of the peak, our fit at the plain one, and narrow tiny-llava by itself."""
     rows = json.loads(RECORD.read_text())["rows"]
     assert {row["case"] for row in rows} == set(cost.ON_CPU)
     for row in rows:

@@ -89,8 +89,7 @@ def test_a_bound_of_zero_may_empty_a_layer(structured):
             assert kept[..., 6:].all()
 
 
-PAPER = {"exact_total": True, "lower_bound": 0}
-"""Equations 21 and 22, as the paper's grids set them."""
+PAPER = {"exact_total": True, "lower_bound": 0}  # equations 21 and 22, as the paper's grids set them
 
 
 @pytest.mark.parametrize("structured", [True, False])

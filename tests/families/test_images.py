@@ -174,8 +174,7 @@ def test_a_square_that_would_take_all_memory_is_refused_before_it_is_made(size, 
 
 
 TINY = tiny_families()
-THIN = [(1, 1), (2, 1), (200, 1), (1, 200)]
-"""Widths and heights that every family sees."""
+THIN = [(1, 1), (2, 1), (200, 1), (1, 200)]  # widths and heights that every family sees
 TOKENS = {
     "llava": [16] * 4,
     "llava_next": [24, 30, 16, 12],
@@ -192,8 +191,7 @@ SQUARE = "a square around 60,000 x 1 pixels is larger than 13,377 a side"
 RATIO = r"an image of 1 x 60000 pixels: (qwen|glm).* takes sides of 1 to 200"
 SCALED = r"1 x 60000 pixels: mistral3 leaves nothing of its shorter side"
 REFUSED = {"llava": SQUARE, "mistral3": SCALED, "qwen2_vl": RATIO, "qwen2_5_vl": RATIO, "qwen3_vl": RATIO}
-REFUSED["glm4v"] = RATIO
-"""Of one picture of 60,000 x 1; the other families scale it to tiles of a few pixels."""
+REFUSED["glm4v"] = RATIO  # of one picture of 60,000 x 1; the other families scale it to tiles of a few pixels
 
 
 @pytest.mark.parametrize("name", TOKENS)

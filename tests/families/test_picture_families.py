@@ -83,8 +83,7 @@ class Case(NamedTuple):
     inputs: Callable[..., Any]
     sizes: tuple[tuple[int, int], ...]
     tokens: list[int]
-    answers: tuple[str, str] = ("", "")
-    """What is learnt before and behind an answer's words."""
+    answers: tuple[str, str] = ("", "")  # what is learnt before and behind an answer's words
 
 
 TILES = [4 * count for count in internvl.TILES]

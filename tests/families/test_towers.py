@@ -21,8 +21,7 @@ from tests.support.tiny.qwen import TOKENS, qwen_batch, qwen_family, qwen_record
 def test_golden_of_the_qwen_release(shared):
     golden = load_file(shared / "golden" / "visionzip_qwen25vl_lightcompress" / "set_a.safetensors")
     attention_HPP, window_index = golden["vit_attention_last_block"], golden["window_index"]
-    # the softmax of log(A) against unit keys is A again
-    query_PHd = attention_HPP.log().transpose(0, 1)
+    query_PHd = attention_HPP.log().transpose(0, 1)  # the softmax of log(A) against unit keys is A again
     heads, patches, _ = attention_HPP.shape
     key_PHd = torch.eye(patches)[:, None].expand(-1, heads, -1)
     received = received_attention(query_PHd, key_PHd, [patches], 1.0)

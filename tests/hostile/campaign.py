@@ -39,11 +39,7 @@ def plan(seed: int, count: int, names: Sequence[str] = ()) -> list[tuple[str, in
 
 
 def run_cases(cases: Iterable[tuple[str, int]], folder: Path, pool: Path) -> Iterator[Outcome]:
-    """Run and judge the cases one after another in this process; at the end, whether the originals are as they were.
-
-    What a case does to files around it is seen at once; the pool, the recipes and the checkpoints are too much to
-    look at after each, so that one more outcome follows where any of them has changed.
-    """
+    """Run and judge the cases one after another in this process; one more follows where originals have changed."""
     library()  # a process that decodes starts a C compiler once, whatever it was given
     install_canary(folder / "modules")
     shared = (pool, REPOSITORY / "recipes", REPOSITORY / "checkpoints", REPOSITORY / "data/digits")

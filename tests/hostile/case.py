@@ -57,31 +57,18 @@ Spoilt = tuple[str, Expect]  # what was done to an input, and what must come of 
 
 @dataclass(frozen=True)
 class Case:
-    """One hostile input and what is done with it.
+    """One hostile input, and what is done with it; what is taken needs a reference. Paths are below the work folder."""
 
-    No case is taken unseen: what is taken needs a reference. What nobody knows the answer to is no case.
-
-    Attributes:
-        what: the mutation in words.
-        act: the words of a command line, or a function of the library.
-        writes: paths below the working folder that the act may change where it is accepted, and no others.
-        writes_anyway: those that it may make even where it refuses.
-        moves: paths below the working folder whose files may get another place, but must not be gone.
-        says: words of which a refusal holds one, so that it was refused for what is wrong with it.
-        room: bytes that a file may have while the act runs, as on a full disk; None: as many as there are.
-        comes: a file that somebody else makes while the act runs, and that must stay as it came.
-    """
-
-    what: str
-    act: Sequence[str] | Callable[[], Any]
+    what: str  # the mutation in words
+    act: Sequence[str] | Callable[[], Any]  # the words of a command line, or a function of the library
     expect: Expect
-    writes: Sequence[str] = ()
-    writes_anyway: Sequence[str] = ()
-    moves: Sequence[str] = ()
+    writes: Sequence[str] = ()  # paths that the act may change where it is accepted, and no others
+    writes_anyway: Sequence[str] = ()  # those that it may make even where it refuses
+    moves: Sequence[str] = ()  # those whose files may get another place, but must not be gone
     reference: Reference | None = None
-    says: tuple[str, ...] = ()
-    room: int | None = None
-    comes: Path | None = None
+    says: tuple[str, ...] = ()  # words of which a refusal holds one, so that it was refused for what is wrong with it
+    room: int | None = None  # bytes that a file may have while the act runs, as on a full disk; None: what there is
+    comes: Path | None = None  # a file that somebody else makes while the act runs, and that must stay as it came
 
     def __post_init__(self) -> None:
         if self.expect is not Expect.REFUSED and self.reference is None:
@@ -104,17 +91,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Place:
-    """The folders of one case.
+    """The folders of one case."""
 
-    Attributes:
-        root: holds everything; is made anew for each case.
-        pool: folder of valid originals, never changed.
-        copies: what ``copy`` has put into the working folder, in order: the original and its name there.
-    """
-
-    root: Path
-    pool: Path
-    copies: list[tuple[str, str]] = field(default_factory=list)
+    root: Path  # holds everything; is made anew for each case
+    pool: Path  # valid originals, never changed
+    copies: list[tuple[str, str]] = field(default_factory=list)  # by ``copy``, in order: the original, its name here
 
     @property
     def work(self) -> Path:
@@ -216,10 +197,7 @@ _results: dict[Any, tuple[int, str, dict[str, str]]] = {}
 def same(
     place: Place, words: Sequence[str], writes: Sequence[str] = (), files: Mapping[str, bytes] | None = None
 ) -> Reference:
-    """The act must give what the same command gives on the originals that ``Place.copy`` put there.
-
-    ``writes`` are paths whose files must be the same, too; ``files`` what else lies there where all is right.
-    """
+    """Demand of the act what it does on the originals; ``writes``: files, too, ``files``: what else lies there."""
     copies, files = list(place.copies), dict(files or {})
 
     def difference(answer: Answer) -> str | None:

@@ -327,28 +327,17 @@ class Document:
     One rule judges every change: a value of another kind and a key that nobody knows are wrong; of a value of the same
     kind, of nothing and of a key that is gone it says nothing, unless a table does. What it says nothing of is drawn
     anew.
-
-    Attributes:
-        odd: values that cannot stand at a place, whatever their kind.
-        loose: places that take several kinds.
-        open: places that may hold keys that nobody knows.
-        free: places, with all below, that nobody reads: whatever stands there, nothing changes.
-        needed: places without which it is no document.
-        only: places that are judged, and no others; all are where there are none.
-        ways: of spoiling, the frequent ones several times: ``odd`` and ``changed`` places, ``bytes``, no ``file``, or
-            the ``whole`` file.
-        broken: what must come of bytes that are no such document, None where nobody knows.
     """
 
-    odd: Odd = field(default_factory=dict)
-    loose: str = ""
-    open: str = ""
-    free: str = ""
-    needed: str = ""
-    only: str = ""
-    ways: str = "odd odd changed bytes file whole"
+    odd: Odd = field(default_factory=dict)  # values that cannot stand at a place, whatever their kind
+    loose: str = ""  # places that take several kinds
+    open: str = ""  # places that may hold keys that nobody knows
+    free: str = ""  # places, with all below, that nobody reads: whatever stands there, nothing changes
+    needed: str = ""  # places without which it is no document
+    only: str = ""  # places that are judged, and no others; all are where there are none
+    ways: str = "odd odd changed bytes file whole"  # odd, changed places, bytes, no file, the whole; frequent ones more
     notation: Notation = JSON
-    broken: Expect | None = Expect.REFUSED
+    broken: Expect | None = Expect.REFUSED  # what must come of bytes that are no such document; None: nobody knows
 
     def right(self, before: Any, after: Any) -> Expect | None:
         """REFUSED for a wrong document, TAKEN for one that means the same, None where nobody knows."""

@@ -10,8 +10,7 @@ import yaml
 from tests.hostile.case import LM, VLM, Answer, Case, Expect, Place, Reference, read_by
 from tests.hostile.grammar import HUGE, INFINITY, NAN, YAML, Document, as_yaml, changed, no_file, shown
 
-WORDS: tuple[Any, ...] = ("text", [1, "a"], {"a": 1}, NAN, INFINITY)
-"""Values that no number of a recipe takes."""
+WORDS: tuple[Any, ...] = ("text", [1, "a"], {"a": 1}, NAN, INFINITY)  # values that no number of a recipe takes
 COUNT, SHARE, CHOICE = (*WORDS, 0, -1, 1.5, -HUGE), (*WORDS, -0.5, 1.5, HUGE), ("nope", 5, [])
 ODD: dict[str, tuple[Any, ...]] = {
     "seed_everything data.seed": ("text", [1], -1), "output_dir push_to_hub": (5, [], {}),

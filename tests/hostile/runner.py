@@ -51,21 +51,13 @@ _FOLDERS = {"os.mkdir": 2, "os.rmdir": 1, "os.remove": 1, "os.rename": 2, "os.li
 
 @dataclass
 class Watch:
-    """What is seen of a case.
+    """What is seen of a case; what libraries in other languages write is seen in the folders alone."""
 
-    Attributes:
-        started: programs that it would have started.
-        touched: paths that it wrote, in order; what libraries in other languages write is seen in the folders alone.
-        forks: processes that it forked.
-        comes: a file that is made once it writes; None: none, or it is there.
-        ended: what ended threads of its own.
-    """
-
-    started: list[str] = field(default_factory=list)
-    touched: list[Touch] = field(default_factory=list)
+    started: list[str] = field(default_factory=list)  # programs that it would have started
+    touched: list[Touch] = field(default_factory=list)  # paths that it wrote, in order
     forks: int = 0
-    comes: Path | None = None
-    ended: list[str] = field(default_factory=list)
+    comes: Path | None = None  # a file that is made once it writes; None: none, or it is there
+    ended: list[str] = field(default_factory=list)  # what ended threads of its own
 
 
 _watch: Watch | None = None
@@ -134,10 +126,7 @@ def peak() -> int:
 
 @contextmanager
 def watched(watch: Watch) -> Iterator[None]:
-    """Stop what runs inside once it takes too long or too much; note what it starts and writes.
-
-    The clock counts processor time, so that a busy machine makes no hang, and wall time with a wide margin.
-    """
+    """Stop what takes too long (in processor time, as machines may be busy) or too much; note its starts and writes."""
     global _watch  # noqa: PLW0603
     clock, wall = time.process_time(), time.monotonic()
     with open("/proc/self/statm", encoding="ascii") as file:

@@ -1,7 +1,4 @@
-"""Captured steps are plain steps, for drawn caches; what layers with sliding windows hold and read.
-
-Without a GPU a capture is a tape (``tests/support/tape.py``), or a step that is compiled whole.
-"""
+"""Captured steps (without a GPU: on a tape, or compiled whole) are plain steps; what sliding windows hold and read."""
 
 import random
 from collections import OrderedDict

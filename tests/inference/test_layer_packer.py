@@ -1,7 +1,4 @@
-"""Cut key channels and closed-up positions: entries, bytes that all count alike, keys as transformers turns them.
-
-Legend: B batch, h key-value heads, N rows, d head width.
-"""
+"""Cut key channels, closed-up positions: entries, bytes, turned keys. B batch, h key-value heads, N rows, d width."""
 
 import inspect
 from dataclasses import replace

@@ -1,7 +1,4 @@
-"""Several arms on one loaded backbone are those that are loaded alone; a model on two devices says what it says on one.
-
-The devices are pretended ones of the CPU: an operation on tensors of two would raise (``tests/support/shards.py``).
-"""
+"""Arms on one backbone are those loaded alone; a model on two pretended devices (``support/shards.py``), on one."""
 
 import warnings
 from dataclasses import replace

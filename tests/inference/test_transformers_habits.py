@@ -1,7 +1,4 @@
-"""What users of transformers write goes with a ``SubTokenModel``; where nothing is compressed, the tokens are the same.
-
-Each of the 44 calls in ``TEXT`` and ``PICTURES`` is run twice, on the plain model and on a ``SubTokenModel`` around it.
-"""
+"""What users of transformers write goes with a ``SubTokenModel``: the same tokens where nothing is compressed."""
 
 import subprocess
 import sys

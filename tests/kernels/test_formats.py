@@ -156,10 +156,7 @@ def plain_rows(key_Md: torch.Tensor, value_Md: torch.Tensor, form: Format, store
 
 
 def plainly_rounded(state: Dense, form: Format) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of every sample and head; routed entries and whole ones have runs of their own.
-
-    A key so near the edge of two levels that rounding decides is drawn anew.
-    """
+    """Round keys and values, routed and whole entries in runs of their own; draw anew what rounding decides."""
     edges: list[float] = []
     key, value, keep = state.key.clone(), state.read.clone(), state.keep.expand(-1, state.key.shape[1], -1)
     whole = torch.ones(keep.shape[::2], dtype=torch.bool) if state.groups is None else state.groups.all(-1)

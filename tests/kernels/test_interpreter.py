@@ -1,7 +1,4 @@
-"""Fused kernels interpreted, and what Triton's compiler makes of them: registers, spilled bytes, shared memory.
-
-Of the latter nothing runs, and no GPU is needed: ``ptxas`` comes with Triton.
-"""
+"""Fused kernels interpreted, and (by Triton's own ``ptxas``, no GPU) their registers, spilled bytes, shared memory."""
 
 import os
 import re

@@ -173,8 +173,7 @@ def test_against_the_counter_of_torch(first_trained):
     # the counter sees whole attention matrices: add the pairs that causal kernels skip
     skipped = BATCH * ROWS * (ROWS - 1) / 2
     formula += skipped * sum(map(flops.per_pair, range(LAYERS)))
-    # adapters that do not train still run forward
-    formula += first_trained * 2 * adapter * BATCH * ROWS
+    formula += first_trained * 2 * adapter * BATCH * ROWS  # adapters that do not train still run forward
     # the first trained layer's input needs no gradient: of its backward pass, only what lies behind v's adapter runs
     q_and_k = SIZE.hidden * SIZE.head_dim * (SIZE.num_heads + SIZE.num_kv_heads)
     v = SIZE.hidden * SIZE.head_dim * SIZE.num_kv_heads

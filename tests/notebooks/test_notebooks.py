@@ -86,8 +86,7 @@ def test_own_method(smollm2):
     assert scope["recalled"]["random"] < scope["recalled"]["kvzip"]
 
 
-LARGEST = 600 * 1024
-"""Bytes of a notebook that code hosts still draw at once."""
+LARGEST = 600 * 1024  # bytes of a notebook that code hosts still draw at once
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -158,10 +158,7 @@ def test_bands_and_commands(recipe):
 
 @sampled("anchor", [path for path in RECIPES if path.stem.endswith("_anchor")], every=12, ids=lambda p: p.stem)
 def test_an_arm_and_its_anchor_train_alike(anchor):
-    """Everything but reducer, routing and the folder is the routed arm's, so that a comparison is one of methods.
-
-    An anchor with a merged token is a second one of that arm.
-    """
+    """Share all but reducer, routing and folder with the routed arm: methods compare, a merged anchor too."""
     routed = places.recipe(anchor.stem.removesuffix("_anchor").removesuffix("_merged"))
     ours, theirs = (RecipeCLI(["--config", str(path)]).config for path in (anchor, routed))
     assert_trained_alike(ours, theirs, ("backbone", "lora", "optimizer", "gradient_checkpointing"))

@@ -230,8 +230,7 @@ PAPER_GRIDS = {
     "table3_llama7b": ("3", "LLaMA-2-7B"), "table3_qwen7b": ("3", "Qwen2.5-7B"),
     "table4_llava7b": ("4", "LLaVA-1.5-7B"),
 }  # fmt: skip
-FULL = ("table3_llama7b", "table3_qwen7b")
-"""Grids of the paper with an arm that nothing was trained for."""
+FULL = ("table3_llama7b", "table3_qwen7b")  # grids of the paper with an arm that nothing was trained for
 OF_IMAGES = ["mmbench", "textvqa", "gqa", "pope", "mme", "scienceqa", "vqav2"]
 PAPER_TASKS = {"1": OF_IMAGES, "2": OF_IMAGES, "3": ["mmlu"], "4": OF_IMAGES}
 

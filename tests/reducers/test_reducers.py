@@ -170,8 +170,7 @@ LENGTHS = range(1, 401)
 DEPTH = 32
 GROUPS = [KVBudget(1.0, 16, 4), KVBudget(1.0, 16, 15), KVBudget(1.0, 8, 7), KVBudget(1.0, 12, 5)]
 RATIOS = (0.25, 0.125, 0.07, 0.9)
-STAGED = (0.5, 0.6, 0.9)
-"""Averages over layers that all three reducers with several cuts reach."""
+STAGED = (0.5, 0.6, 0.9)  # averages over layers that all three reducers with several cuts reach
 OWN = {"fastv": ({}, {"stage": "decoder"}), "quest": ({}, {"page_size": 7, "window": 5})}
 CASES = [(name, own) for name in REDUCERS if name != "none" for own in OWN.get(name, ({},))]
 

@@ -364,10 +364,7 @@ def test_answers_that_last_together_are_captured_together(llama, monkeypatch):
 
 @pytest.mark.slow
 def test_64_clients_at_once_lose_nothing():
-    """For some 20 s: every answer is the right one, one in ten hangs up, and memory stays where it was.
-
-    ``SUBTOKEN_LOAD_SECONDS`` makes it last longer.
-    """
+    """Answer rightly for some 20 s, or ``SUBTOKEN_LOAD_SECONDS``; one in ten hangs up, memory stays where it was."""
     texts = [f"{number} {TEXT[:400]}" for number in range(6)]
     with serving_model(ArmSpec(backbone=LLAMA, **KNORM), LIMITS, budget=10**6, queue=64, timeout=300) as served:
         wanted = {text: said(served.ask(about(text, "\n\nWhy?"))) for text in texts}

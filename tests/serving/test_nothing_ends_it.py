@@ -19,8 +19,7 @@ from tests.serving.test_chat_server import long_request, refusal
 from tests.support.chat_servers import KNORM, LLAMA, TEXT, about, said, serving_model
 from tests.support.refusals import refuses
 
-PANICS = r"(?:x+x+)+y"
-"""At forty x in a row it goes back more often than the Rust that cuts texts bears."""
+PANICS = r"(?:x+x+)+y"  # at forty x in a row it goes back more often than the Rust that cuts texts bears
 BROKEN = "the server failed at this request; its log says why"
 
 

@@ -158,11 +158,7 @@ def picture(shade: int = 0) -> bytes:
 
 
 def write_rows(folder: Path, file: str, rows: list[dict[str, Any]]) -> Path:
-    """A Parquet shard as the Hub has it: ``image`` is an encoded picture (row n has shade n) unless a row says else.
-
-    Returns:
-        ``folder``.
-    """
+    """Write a Parquet shard as the Hub has it; ``image``: an encoded picture (row n has shade n) unless given."""
     path = folder / f"{file}.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
     whole = [{"image": {"bytes": picture(n % 256), "path": None}, **row} for n, row in enumerate(rows)]

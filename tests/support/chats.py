@@ -35,32 +35,24 @@ def byte_level(template: str | None = None) -> PreTrainedTokenizerFast:
 
 
 _SAID = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-CHATML = _SAID["short"]["CHATML"]
-"""As SmolLM2's and Qwen2.5's: a system text of its own where none is given."""
-MARKED = _SAID["short"]["MARKED"]
-"""The same with marks around what assistants say."""
-LLAMA2 = _SAID["short"]["LLAMA2"]
-"""A space before each answer, no opening of one, no system."""
-MISTRAL = _SAID["short"]["MISTRAL"]
-"""The system's text stands in the last turn."""
-PHI3 = _SAID["short"]["PHI3"]
-"""A text that is not to be answered ends beside its last turn."""
+CHATML = _SAID["short"]["CHATML"]  # as SmolLM2's and Qwen2.5's: a system text of its own where none is given
+MARKED = _SAID["short"]["MARKED"]  # the same with marks around what assistants say
+LLAMA2 = _SAID["short"]["LLAMA2"]  # a space before each answer, no opening of one, no system
+MISTRAL = _SAID["short"]["MISTRAL"]  # the system's text stands in the last turn
+PHI3 = _SAID["short"]["PHI3"]  # a text that is not to be answered ends beside its last turn
 THINKING = _SAID["short"]["THINKING"]
 """As Qwen3's: the last answer begins otherwise than earlier ones, whose thoughts are left out."""
 IM = "<|im_end|>"
 
 
 class Format(NamedTuple):
-    """A format; ``learnt`` of an answer that others follow (@: its words), ``last`` of the last one ("": the same).
-
-    ``stripped``: white space around an answer goes; "lines": line breaks before it alone; "last line": of the last one.
-    """
+    """A format, and what is learnt of answers (@: their words)."""
 
     template: str
     eos: str
-    learnt: str
-    last: str = ""
-    stripped: bool | str = False
+    learnt: str  # of an answer that others follow
+    last: str = ""  # of the last one; "": the same
+    stripped: bool | str = False  # of white space; "lines": of line breaks before it; "last line": of the last one's
 
 
 PUBLISHED = {name: Format(**form) for name, form in _SAID["published"].items()}

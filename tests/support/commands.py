@@ -17,10 +17,7 @@ def printed(capsys, *words: object, silent: bool = False) -> str:
 
 
 def refused(capsys, *words: object, reports: bool = False) -> str:
-    """Run a command that must be refused in one line, after counts, warnings and any report; that line.
-
-    A fit's trainer may have said by then what it runs on, and where it goes on from.
-    """
+    """Run what must be refused in one line, after counts, warnings, a trainer's words and any report; that line."""
     capsys.readouterr()
     code, (out, err) = main([*map(str, words)]), capsys.readouterr()
     *before, line = err.splitlines()

@@ -1,9 +1,4 @@
-"""Golden cases of methods that look at one layer: load, run, compare sets and scores, and note the difference.
-
-Nothing here knows how large a case is: batch, heads and counts are those of its file, and all of them are compared.
-
-Legend: B batch, h heads that have a set of their own, N entries, K kept entries.
-"""
+"""Load goldens of one layer, compare, note the difference. B batch, h heads with own sets, N entries, K kept ones."""
 
 import csv
 import json

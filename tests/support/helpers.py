@@ -276,10 +276,7 @@ def write_text_adapter(folder: Path) -> Path:
 
 @torch.no_grad()
 def check_logits(family: Family, given: Mapping[str, Tensor], batch: Batch, side: str) -> None:
-    """Neutral settings give the model's logits bit for bit, a reducer that keeps all of them to 1e-5.
-
-    ``given`` is the processor's output, padded on ``side``, and ``batch`` what the family makes of it.
-    """
+    """Check that neutral settings give the logits of ``given`` bit for bit, a reducer that keeps all to 1e-5."""
     seen = given["attention_mask"].bool()
     counted = {"position_ids": (given["attention_mask"].cumsum(-1) - 1).clamp(min=0)}
     expected = family.model(**given, **({} if family.tower_positions == "mrope" else counted)).logits[seen]

@@ -78,11 +78,7 @@ NAME = r"(?P<repo>[\w.-]+/[\w.-]+)"
 
 
 class Hub:
-    """The server's state: repositories, objects that were uploaded, and what goes wrong next.
-
-    ``faults`` is taken from the front, one per upload of an object: ``cut`` closes the connection half-way, ``refuse``
-    answers 410, ``ok`` stores it.
-    """
+    """Repositories, what was uploaded, and per upload to come a fault: ``cut`` half-way, ``refuse`` (410) or ``ok``."""
 
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}

@@ -1,8 +1,6 @@
-"""Decoding with ``eviction_every`` beside a recompute without any cache that masks, step by step, what was evicted.
+"""Decoding with ``eviction_every`` beside a recompute that masks, step by step, what layers' records name as evicted.
 
-What was evicted is read from the layers' records, which name entries by their number; that the stored keys and values
-are those entries is what the comparison of logits shows. Whether the right ones were evicted is for
-``tests/view/test_online_view.py``.
+Whether the right ones were evicted is for ``tests/view/test_online_view.py``.
 
 Legend: B batch, h key-value heads, T tokens, N rows of the prompt.
 """
@@ -20,18 +18,14 @@ from tests.support.reference import recompute, tapped, truths
 
 @dataclass
 class OnlineRun:
-    """Tokens [B, T], the logits after each call [B, V], the truth of every sample, and what was there after each call.
+    """What was decoded, the truth of every sample, and what was there after each call."""
 
-    ``calls``: tokens that were decoded before each logits. ``held``: per call, competing entries of each layer and row,
-    without the tail.
-    """
-
-    tokens: list[torch.Tensor]
-    logits: list[torch.Tensor]
-    calls: list[int]
+    tokens: list[torch.Tensor]  # [B, T]
+    logits: list[torch.Tensor]  # after each call, [B, V]
+    calls: list[int]  # tokens that were decoded before each logits
     truths: list
     cache: PackedCache
-    held: list[list[torch.Tensor]] = field(default_factory=list)
+    held: list[list[torch.Tensor]] = field(default_factory=list)  # competing entries of layers and rows, without a tail
 
 
 def columns_of(tap, layer: int, sample: int) -> torch.Tensor:

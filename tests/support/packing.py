@@ -144,10 +144,7 @@ def drawn_fill(seed: int, kind: str, like_BhNd: Tensor) -> Fill | None:
 def masked_attention(
     state: Dense, query: Tensor, tail_key: Tensor, tail_value: Tensor, key: Tensor | None = None, value=None
 ) -> Tensor:
-    """Softmax over kept entries and a causal tail, values with their missing channels filled, [B, H, q, d] in fp32.
-
-    ``key`` and ``value`` stand for the dense ones where they were rounded.
-    """
+    """Attend in fp32, [B, H, q, d], over kept entries and a causal tail, filled; ``key``, ``value``: rounded ones."""
     key = state.key if key is None else key
     value = state.read if value is None else value
     shared, new, tail = query.shape[1] // key.shape[1], query.shape[2], tail_key.shape[2]

@@ -1,6 +1,4 @@
-"""Where the project keeps what tests read.
-
-The code blocks of the documents, with their marks, and the commands in them.
+"""Where the project keeps what tests read: the documents' code blocks, with their marks, and the commands in them.
 
 A fenced block follows a mark on the line above it: ``<!-- run -->``, it runs as written, README's in a checkout after
 ``make fit`` and a page's in an empty folder (``<!-- run: in a checkout -->``: as README's; a test that is named runs it

@@ -1,7 +1,4 @@
-"""Merging of dropped entries and choosing rows by diversity (in fp64), written out entry by entry.
-
-Legend: h key-value heads, N rows, d head width.
-"""
+"""Merging and choosing rows by diversity (fp64), entry by entry. h key-value heads, N rows, d head width."""
 
 import math
 from itertools import pairwise

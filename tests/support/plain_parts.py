@@ -30,11 +30,7 @@ from tests.support.helpers import only_sample
 
 
 def prompt_positions(family: Family, prompts: Batch, sample: int) -> Tensor:
-    """Positions of a sample's real tokens, [n], or [3, n]: a picture's tokens are a grid, what follows is beyond it.
-
-    A video's layers lie behind one another in time, for Qwen2.5-VL by its seconds (two steps each); for Qwen3-VL each
-    is a picture of its own behind text.
-    """
+    """Count positions, [n] or [3, n], of real tokens: a picture's grid, a video in time (Qwen3-VL: as pictures)."""
     ids = prompts.input_ids_BN[sample, prompts.regions_BN[sample] != Region.PADDING].tolist()
     if family.tower_positions != "mrope":
         return torch.arange(len(ids))
@@ -113,10 +109,7 @@ def plain_fill(backbone: CompressedBackbone, layer: int, routed_N: Tensor, mask:
 def deep_rows(
     family: Family, prompts: Batch, sample: int, places_N: Tensor, joins_N: Tensor | None = None
 ) -> tuple[Tensor, list[Tensor]] | None:
-    """Which rows, at places of a sample's prompt, are visual, and their features of each of the first layers.
-
-    ``joins_N``: the place that each place of the prompt joined, whose features are the mean of those that did.
-    """
+    """Find a prompt's visual rows, and the first layers' features of each, a mean of all that joined it."""
     if not family.name.startswith("qwen3_vl") or not int(prompts.images_per_sample_B[sample]):
         return None
     alone, config = only_sample(prompts, sample), family.model.config
@@ -196,10 +189,7 @@ def counted_anew(made: dict[int, Cut], layer: int, seen_N: Tensor, position: Ten
 
 @contextmanager
 def cut_layers(family: Any, made: list[tuple[Tensor | None, Tensor | None]], position: Tensor) -> Iterator[None]:
-    """Around a decoder's own forward on one sample: rows are joined, and stand elsewhere, from a layer on.
-
-    ``made``: of every layer the row [N] that each prompt row joins before it, and where these stand in it, or None.
-    """
+    """Join and move a sample's rows in a decoder: ``made`` has each layer's targets [N] of rows, and new places."""
 
     def entering(targets: Tensor | None, own: Tensor | None) -> Callable[..., tuple[Any, Any]]:
         def hook(_, args, options):
@@ -236,10 +226,7 @@ share of the scale, the last bits of fp32 decide; so with two shares' losses, as
 
 
 class Rounding:
-    """Rounds vectors; ``edge``: how near any number was to the edge of two, of codes or of fp16's scales.
-
-    Numbers nearer than ``EDGE`` are counted as ``ties``; those whose count is in ``told`` go to the other side.
-    """
+    """Rounds vectors."""
 
     def __init__(self) -> None:
         self.edge, self.ties, self.told = math.inf, 0, frozenset[int]()
@@ -328,10 +315,7 @@ class Rounding:
 
 @dataclass
 class PlainStorage:
-    """How a layer's entries are stored: ``form``, which are ``cut_N``, and in which coordinates its keys stand.
-
-    What is stored of a key is (key - ``centre_h1d``) ``into_hdd``; it is read back by ``out_hdd`` and the centre.
-    """
+    """How a layer's entries are stored; of a key (key - ``centre_h1d``) ``into_hdd``, read back by ``out_hdd``."""
 
     form: Format
     cut_N: Tensor
@@ -344,11 +328,7 @@ class PlainStorage:
     def read(
         self, key_hNd: Tensor, value_hNd: Tensor, fill_hNd: Tensor, there_hNd: Tensor, entries_hN: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values after they were stored.
-
-        All as tokens read them; ``fill_hNd``: what dropped groups read as, ``there_hNd``: channels that are stored of a
-        value.
-        """
+        """Read stored keys and values as tokens do; ``fill_hNd`` of dropped groups, ``there_hNd``: what is stored."""
         whole_N, self.rounding.ties = there_hNd.all(-1).all(0), 0
         under_hNd = fill_hNd * ~whole_N[:, None]
         keys, values = key_hNd - self.centre_h1d, value_hNd - under_hNd
@@ -391,10 +371,7 @@ def plain_storage(
     cut_N: Tensor,
     turn: tuple[Tensor, Tensor],
 ) -> PlainStorage:
-    """How a layer's entries of a sample are stored; what a basis is, is taken from the prompt's pass.
-
-    ``turn``: centre and axes of cut keys that are turned, or two times None.
-    """
+    """Say how a sample's entries are stored, by the prompt's pass; ``turn``: centre and axes of turned keys."""
     storage = PlainStorage(form, cut_N)
     if isinstance(layer.basis, BalancedBasis):
         size_hd, turn_dd = layer.basis.size_Bh1d[sample, :, 0].float(), layer.basis.turn_dd
@@ -423,14 +400,11 @@ def noting_feedback() -> Iterator[list[Tensor]]:
 
 @dataclass
 class PageTruth:
-    """One layer of one sample.
+    """One layer of one sample."""
 
-    ``columns``: its entries in order; ``chosen_of``: those that compete; ``budget`` of these may be read.
-    """
-
-    columns: list[int]
-    chosen_of: set[int]
-    budget: int
+    columns: list[int]  # its entries in order
+    chosen_of: set[int]  # those that compete
+    budget: int  # of these may be read
     size: int
     least: int
 

@@ -83,10 +83,7 @@ def samples(view):
 
 
 def layer_views(prompts, needs, pad="none", seed=0, dropped=(), dtype=torch.float32, layers=LAYERS):
-    """Views of a batch of prompts (lists of regions); a sample's tensors depend on its prompt and the seed alone.
-
-    ``dropped``: (layer, fraction of its VISUAL rows that are no entry there).
-    """
+    """Give views of prompts (lists of regions), by them and the seed; ``dropped``: (layer, share of VISUAL rows)."""
     width = max(map(len, prompts)) + (0 if pad == "none" else 3)
     views = []
     for layer in range(layers):

@@ -33,31 +33,23 @@ NAME = "truth_eager"
 
 @dataclass
 class LayerTruth:
-    """One layer of one sample: who sees whom, and what values are worth.
+    """One layer of one sample: who sees whom, and what values are worth."""
 
-    ``seen_N``: rows that prompt rows see, ``held_hN``: whose keys heads have (None: all); ``entries_hN``: rows that
-    generated tokens see; ``factor_hNd``: of values; ``keys_hNd``: of keys, for generated tokens, in the coordinates
-    ``turn_hdd`` about ``centre_h1d`` where there are such; ``merge``: what these read of dropped rows; ``pages``: what
-    they read, where they choose; ``lost``: (row, marks [h, row]), what it and later rows see no more; ``joins_N``,
-    ``position_N``: whom rows join before this layer, and where they stand in it; ``fill``: what dropped groups read as;
-    ``cut_N``: whose keys are cut; ``storage``: what rounds the prompt's entries for generated tokens (None: nothing).
-    """
-
-    seen_N: Tensor
-    entries_hN: Tensor
-    factor_hNd: Tensor
-    keys_hNd: Tensor
-    merge: str
-    pages: plain_parts.PageTruth | None = None
-    lost: list[tuple[int, Tensor]] = field(default_factory=list)
-    joins_N: Tensor | None = None
-    position_N: Tensor | None = None
-    fill: plain_parts.PlainFill = field(default_factory=plain_parts.PlainFill)
-    held_hN: Tensor | None = None
+    seen_N: Tensor  # rows that prompt rows see
+    entries_hN: Tensor  # rows that generated tokens see
+    factor_hNd: Tensor  # of values
+    keys_hNd: Tensor  # of keys, for generated tokens, in the coordinates of ``turn_hdd`` where there are such
+    merge: str  # what generated tokens read of dropped rows
+    pages: plain_parts.PageTruth | None = None  # what they read, where they choose
+    lost: list[tuple[int, Tensor]] = field(default_factory=list)  # (row, marks [h, row]): it and later ones see no more
+    joins_N: Tensor | None = None  # whom rows join before this layer
+    position_N: Tensor | None = None  # and where they stand in it
+    fill: plain_parts.PlainFill = field(default_factory=plain_parts.PlainFill)  # what dropped groups read as
+    held_hN: Tensor | None = None  # whose keys heads have; None: all
     centre_h1d: Tensor | None = None
-    turn_hdd: Tensor | None = None
-    cut_N: Tensor | None = None
-    storage: plain_parts.PlainStorage | None = None
+    turn_hdd: Tensor | None = None  # about that centre
+    cut_N: Tensor | None = None  # whose keys are cut
+    storage: plain_parts.PlainStorage | None = None  # what rounds the prompt's entries for generated tokens
 
     def cut(self, key_hNd: Tensor) -> Tensor:
         """Keys of the prompt's rows without their cut channels."""
@@ -75,21 +67,16 @@ class LayerTruth:
 
 @dataclass
 class SampleTruth:
-    """One sample: the rows that enter layer 0, and every layer. ``whole_N`` rows read whole values and all context.
-
-    ``rest_q``: tokens of the prompt after those rows; ``position``, [N + q] or [3, N + q], is of both. ``deep``: the
-    visual rows and what the first layers add to them. ``closed_up``: later tokens see entries as if they stood at 0, 1,
-    2, ...
-    """
+    """One sample: the rows that enter layer 0, and every layer."""
 
     hidden_ND: Tensor
-    position: Tensor
+    position: Tensor  # of these rows and of the rest, [N + q] or [3, N + q]
     next_position: int
-    rest_q: Tensor
-    whole_N: Tensor
+    rest_q: Tensor  # tokens of the prompt after those rows
+    whole_N: Tensor  # rows that read whole values and all context
     layers: list[LayerTruth]
-    deep: tuple[Tensor, list[Tensor]] | None = None
-    closed_up: bool = False
+    deep: tuple[Tensor, list[Tensor]] | None = None  # the visual rows and what the first layers add to them
+    closed_up: bool = False  # later tokens see entries as if they stood at 0, 1, 2, ...
 
 
 @dataclass

@@ -15,10 +15,7 @@ def refuses(words: str, act: Callable[..., Any], *given: Any, **more: Any) -> st
 
 
 def refusing(rows: Mapping[Any, Any] | Iterable[Any], act: Callable[..., Any] | None = None) -> Callable[..., None]:
-    """Return a test of every row (..., words): ``act`` of the rest is refused with these words.
-
-    Without ``act`` a row begins with what is called. Further parameters of an act are names of fixtures.
-    """
+    """Return a test of every row (..., words): ``act``, or its first, is refused of the rest, and of named fixtures."""
     every = list(rows.values() if isinstance(rows, Mapping) else rows)
     names = list(rows) if isinstance(rows, Mapping) else [words[:50] for *_, words in every]
 

@@ -97,10 +97,7 @@ def write_run(
 
 
 def write_subtasks(folder: Path, arm: ArmFacts, task: str, key: str, right: dict[str, float], primary: str) -> None:
-    """Write an arm's records on a benchmark of several tasks: ten answers to each, ``right`` of them (a share) right.
-
-    ``key`` names the task in a reference (``task`` of RULER, ``set`` of LongBench).
-    """
+    """Write ten answers to each of several tasks, a share ``right`` of them right; ``key`` names it in a reference."""
     rows = [(name, i < round(10 * share)) for name, share in right.items() for i in range(10)]
     place = write_run(folder, arm, task, [], rows=len(rows), expected=None, primary=primary)
     made = []

@@ -1,7 +1,4 @@
-"""Matrices of which ``make test`` tries a part, and cells that hold all pairs of factor levels.
-
-What differs between two cells is seldom what breaks.
-"""
+"""Matrices of which ``make test`` tries a part, and cells that hold all pairs of factor levels."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
@@ -17,10 +14,7 @@ def sampled(
     every: int,
     ids: Callable[[Any], str] | Sequence[str] | None = None,
 ) -> pytest.MarkDecorator:
-    """Parametrize as pytest does, with all cells marked slow but each ``every``th, from the first on.
-
-    ``make test-all`` runs them all. That such a part is enough was measured: benchmarks/README.md, mutants.
-    """
+    """Parametrize as pytest does, all cells but each ``every``th slow: enough, by benchmarks/README.md, mutants."""
     several = not isinstance(names, str) or "," in names
     return pytest.mark.parametrize(names, cells(values, every=every, several=several), ids=ids)
 
@@ -50,10 +44,7 @@ def pairs_of(cell: Cell) -> Iterable[Pair]:
 
 
 def complete(part: Cell, factors: dict[str, list[str]], allowed: Callable[[Cell], bool], prefer=None) -> Cell | None:
-    """Give the missing factors levels so that the cell is allowed, the preferred first; None where that is impossible.
-
-    ``allowed`` must also judge cells with missing factors, and refuse no more of them than of whole ones.
-    """
+    """Give missing factors allowed levels, the preferred first, or None; ``allowed`` refuses no part of a good cell."""
     if not allowed(part):
         return None
     missing = [name for name in factors if name not in part]

@@ -1,10 +1,7 @@
-"""The same tiny run on one process and on several.
+"""The same tiny run on one process and on several: a program that tests start, and that starts its ranks.
 
-``subtoken-train`` with the strategies that CPU tests can run; a program that tests start, and that starts its ranks.
-
-``continue CHECKPOINT --config ...`` goes on from a checkpoint and writes the adapter.
-
-The ZeRO strategy here is the shipped class without its one check that refuses CPUs.
+``continue CHECKPOINT --config ...`` goes on from a checkpoint and writes the adapter. ZeRO is the shipped class without
+its check that refuses CPUs.
 """
 
 import os
@@ -39,10 +36,7 @@ class CpuZeroStrategy(ZeroStrategy):
 
 
 def mix_kinds() -> None:
-    """Draw records as if all were of one kind, so that a step has text on one process and images on another.
-
-    The shipped order never does; a strategy must not hang where another data module does.
-    """
+    """Draw records as if all were of one kind: a step has text on one process and images on another, and goes on."""
     from subtoken_train.datasets.datamodule import InstructionDataModule
 
     InstructionDataModule.sizes = lambda self, records: None

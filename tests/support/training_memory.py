@@ -48,8 +48,7 @@ from tests.support.text_families import text_model
 
 RECIPE = recipe("tiny_fastv25_s16k4")
 OFF = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-QUIET: dict[str, Any] = {"accelerator": "cpu", **OFF}
-"""Of a trainer that prints, logs and saves nothing."""
+QUIET: dict[str, Any] = {"accelerator": "cpu", **OFF}  # of a trainer that prints, logs and saves nothing
 
 
 def tiny_fit(folder: Path, family: Family) -> Callable[..., list[str]]:

@@ -1,7 +1,4 @@
-"""The matrix of packed = truth: its factors, which cells are allowed, and what a cell's difference is.
-
-Legend: B batch, T steps, V vocabulary.
-"""
+"""The matrix of packed = truth: factors, allowed cells, a cell's difference. B batch, T steps, V vocabulary."""
 
 import random
 from copy import copy, deepcopy
@@ -192,10 +189,7 @@ def _eviction_fits(cell: Cell) -> bool:
 
 
 def full_matrix() -> list[Cell]:
-    """Every allowed choice of what the model computes, and every choice of what acts on its cache.
-
-    Each is filled up with the first levels of the other factors that go with it, from lists shuffled by a seed.
-    """
+    """Take every choice of what the model computes and what acts on its cache, filled up from shuffled levels."""
     models = ["family", "reducer", "selector", "layout", "groups", "budget"]
     others = [name for name in FACTORS if name not in models]
     cells = _filled(models, others) + _filled(ACTING, [name for name in FACTORS if name not in ACTING])
@@ -316,17 +310,13 @@ sample's ties (``plain_parts.EDGE``), which the last bits of fp32 decide, the tr
 
 @dataclass(frozen=True)
 class Difference:
-    """Of packed logits from the truth.
+    """Of packed logits from the truth."""
 
-    ``largest`` of a logit, ``relative``: root mean square over that of the logits, ``times``: over that of eager
-    attention in bfloat16. ``told``: ties of a sample that the truth had to be told, at most.
-    """
-
-    largest: float
-    relative: float
+    largest: float  # of a logit
+    relative: float  # root mean square over that of the logits
     same_tokens: bool
-    told: int = 0
-    times: float | None = None
+    told: int = 0  # ties of a sample that the truth had to be told, at most
+    times: float | None = None  # root mean square over that of eager attention in bfloat16
 
     def fits(self, precision: str) -> bool:
         if precision == "bf16":

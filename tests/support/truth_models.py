@@ -158,10 +158,7 @@ OWN = {
     "read_pages": partial(QuestSteps, page_size=4, least_pages=1, dense_layers=1),
 }  # fmt: skip
 PAST = {"threshold(random)": 0.5, "threshold(kvzap)": 0.0}
-"""Thresholds in the place of a budget, which half of the scores reach in every family, however few entries there are.
-
-Attention and angles hang on their number: ``tests/inference/test_compression.py`` tries those methods.
-"""
+"""Thresholds in the place of a budget, which half of the scores reach in every family, whatever their number."""
 RECENT = 3
 READING = ("read_pages", "quest_steps")  # what frees nothing and reads pages
 

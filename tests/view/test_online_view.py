@@ -19,10 +19,7 @@ HEADS, GROUP, WIDTH, PROMPT = 2, 2, 8, 12
 
 
 def view_of(method, queries, keys, alive, rows, carried=None):
-    """One sample whose heads hold the places ``alive`` [h][n]; the last ``rows`` places have queries.
-
-    ``queries`` [h * G, P, d] and ``keys`` [h, P, d] are of all P places so far.
-    """
+    """Make a view: heads hold ``alive`` [h][n] of P places, queries [h * G, P, d], keys [h, P, d]; the last ask."""
     heads, seen = len(alive), keys.shape[1]
     place = torch.tensor(alive)
     own = torch.stack([keys[head, place[head]] for head in range(heads)])[:, None]

@@ -13,8 +13,7 @@ from subtoken_train.evaluation.reporting.page import report_html
 from subtoken_train.evaluation.reporting.report import human_names, make_report, query_aware_text, sections, verdicts
 from tests.support.report_results import ROWS, FakeAccuracy, answers, facts, write_run
 
-SECONDS = ROWS * (0.1 + 0.2)
-"""What the records of one run say."""
+SECONDS = ROWS * (0.1 + 0.2)  # what the records of one run say
 
 
 @pytest.fixture(scope="module")

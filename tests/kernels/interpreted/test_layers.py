@@ -1,7 +1,4 @@
-"""The fused kernels, interpreted: drawn layers, widths of published models, the one door to them, what is not served.
-
-bf16 products are left to a GPU: the interpreter computes them wrongly.
-"""
+"""The fused kernels, interpreted (their bf16 products come out wrong: a GPU's): widths, one door, what is refused."""
 
 import os
 

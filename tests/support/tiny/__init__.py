@@ -57,8 +57,7 @@ def tiny_families() -> dict[str, TinyFamily]:
 
 
 TOWER = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2}
-Said = tuple[str, str]
-"""A question and its answer."""
+Said = tuple[str, str]  # a question and its answer
 
 
 def decoder_sizes(vocabulary: int, kv_heads: int, **more: Any) -> dict[str, Any]:

@@ -1,7 +1,4 @@
-"""Idefics3 and SmolVLM, random, with their processor and transformers' own: tiles behind marks of text.
-
-Tiles of 32 x 32 pixels are 4 x 4 patches, 2 x 2 visual tokens; the longer side of a picture is three tiles.
-"""
+"""Idefics3 and SmolVLM, random, with both processors: tiles of 32 x 32 pixels, 2 x 2 visual tokens, three to a side."""
 
 from functools import partial
 from typing import Any
@@ -24,10 +21,8 @@ SPECIAL = (
     *("<|endoftext|>", "<|im_start|>", "<end_of_utterance>", "<fake_token_around_image>", "<image>", "<global-img>"),
     *(f"<row_{row}_col_{column}>" for row in (1, 2, 3) for column in (1, 2, 3)),
 )
-SIZES = ((30, 70), (40, 20), (90, 91), (10, 64))
-"""(height, width) of the test images in pixels."""
-GRIDS = ((2, 3), (3, 2), (3, 3), (1, 3))
-"""Rows and columns of their tiles."""
+SIZES = ((30, 70), (40, 20), (90, 91), (10, 64))  # (height, width) of the test images in pixels
+GRIDS = ((2, 3), (3, 2), (3, 3), (1, 3))  # rows and columns of their tiles
 KINDS: dict[str, tuple[Any, Any, type[Idefics3Family]]] = {
     "idefics3": (Idefics3Config, Idefics3ForConditionalGeneration, Idefics3Family),
     "smolvlm": (SmolVLMConfig, SmolVLMForConditionalGeneration, SmolVLMFamily),

@@ -1,7 +1,4 @@
-"""InternVL3, random, with its processor and transformers' own: pictures of one tile, and of several with the whole.
-
-Tiles of 32 x 32 pixels are 4 x 4 patches, 2 x 2 visual tokens.
-"""
+"""InternVL3, random, with both processors: pictures of one tile (32 x 32 pixels, 2 x 2 tokens), or of more and all."""
 
 import torch
 from transformers import InternVLConfig, InternVLForConditionalGeneration, InternVLProcessor
@@ -16,8 +13,7 @@ from tests.support.tiny.qwen import qwen_tokenizer
 
 SIDE = 32
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<img>", "</img>", "<IMG_CONTEXT>", "<video>")
-SIZES = ((30, 70), (40, 20), (33, 31), (64, 66))
-"""(height, width) of the test images in pixels."""
+SIZES = ((30, 70), (40, 20), (33, 31), (64, 66))  # (height, width) of the test images in pixels
 TILES = (3, 3, 1, 5)
 
 

@@ -42,8 +42,7 @@ def picture(family: Family, generator: torch.Generator, sample: int, image: int,
 next_batch = padded
 SIDE, PATCH = 24, 8
 RESOLUTIONS = [[24, 48], [48, 24], [48, 48], [72, 24], [24, 72]]
-SIZES = ((30, 50), (61, 17), (24, 71), (47, 49))
-"""(height, width) of the test images in pixels."""
+SIZES = ((30, 50), (61, 17), (24, 71), (47, 49))  # (height, width) of the test images in pixels
 TOKENS = (37, 45, 39, 51)
 
 

@@ -1,7 +1,4 @@
-"""LLaVA-OneVision, random: images in tiles where they are alone, whole where they are several, and a video.
-
-Up to 3 x 3 tiles of 3 x 3 patches, crops of four at most.
-"""
+"""LLaVA-OneVision, random: one image in tiles (3 x 3 of 3 x 3 patches, crops of four), several whole, and a video."""
 
 from functools import partial
 from pathlib import Path
@@ -23,8 +20,7 @@ noise = tiny.noise
 SIDE, PATCH = 24, 8
 RESOLUTIONS = [[SIDE * high, SIDE * wide] for high in (1, 2, 3) for wide in (1, 2, 3)]
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
-WHOLE, FRAME = 9, 4
-"""Visual tokens of a picture's whole, and of a video's frame."""
+WHOLE, FRAME = 9, 4  # visual tokens of a picture's whole, and of a video's frame
 
 
 def onevision_family(seed: int = 0, kv_heads: int = 2, layers: int = 4) -> LlavaOnevisionFamily:
@@ -48,8 +44,7 @@ def image_processor() -> LlavaOnevisionImageProcessorPil:
     return LlavaOnevisionImageProcessorPil(size={"height": SIDE, "width": SIDE}, image_grid_pinpoints=RESOLUTIONS)
 
 
-SIZES = ((20, 30), (40, 20), (70, 71))
-"""(height, width) of the test images in pixels."""
+SIZES = ((20, 30), (40, 20), (70, 71))  # (height, width) of the test images in pixels
 
 
 def onevision_records(folder: Path) -> list[Record]:

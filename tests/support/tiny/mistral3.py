@@ -1,7 +1,4 @@
-"""Mistral3 around Mistral's and Ministral 3's decoders, random: pictures of several sizes, marks of text between rows.
-
-Its processor, and its inputs as transformers makes them. Patches of 8 x 8 pixels, visual tokens of 16 x 16.
-"""
+"""Mistral3 around two decoders, random, and transformers' inputs: pictures in many sizes, tokens of 16 x 16 pixels."""
 
 from functools import partial
 
@@ -21,8 +18,7 @@ PATCH, UNIT, LONGEST = 8, 16, 224
 SPECIAL = ("<pad>", "<s>", "</s>", "[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]")
 SIZES = ((30, 60), (40, 20), (16, 33), (50, 460))
 """(height, width) of the test images in pixels; the last is scaled down."""
-GRIDS = ((2, 4), (3, 2), (1, 3), (2, 14))
-"""Rows and columns of their visual tokens."""
+GRIDS = ((2, 4), (3, 2), (1, 3), (2, 14))  # rows and columns of their visual tokens
 
 
 def mistral3_family(kind: str = "mistral", seed: int = 0, kv_heads: int = 2, **settings: object) -> Mistral3Family:

@@ -1,7 +1,4 @@
-"""Qwen's VLMs and GLM's, random: images of 3 x 4 visual tokens and more, and videos of two layers in turn.
-
-Batches are made by the real collator.
-"""
+"""Qwen's VLMs and GLM's, random, collated: images of 3 x 4 visual tokens and more, videos of two layers in turn."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -124,8 +121,7 @@ def qwen_records(folder: Path, sizes: Sequence[tuple[int, int]] = SIZES, alone: 
 
 
 ANSWERS = ("there it is", ("left", "on the right"), "a helpful assistant")
-FRAMES = (4, 2.0)
-"""Frames of a video, and a second's."""
+FRAMES = (4, 2.0)  # frames of a video, and a second's
 
 
 def qwen_picture(
@@ -157,10 +153,7 @@ GLM_SPECIAL = (
 
 
 def glm_family(seed: int = 0, kv_heads: int = 2, experts: bool = False) -> qwen_vl.Glm4vFamily:
-    """Three layers of four query heads of which half of the channels are turned, a tower of four blocks, 4 x 4 places.
-
-    With experts: the first layer has none, each other four of them and one that is shared.
-    """
+    """Make three layers, channels half turned, a tower of four blocks; experts (four, one shared) but in the first."""
     torch.manual_seed(seed)
     tokenizer = qwen_tokenizer(GLM_SPECIAL, "<|user|>")
     marks = zip(_GLM_MARKS, GLM_SPECIAL[1:6], strict=True)
