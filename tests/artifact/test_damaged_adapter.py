@@ -152,11 +152,9 @@ def test_tensors_that_are_none(folder, file, change, words):
 
 @torch.no_grad()
 def test_half_precision_files_are_read_as_fp32(folder):
-    tensors = {name: tensor.bfloat16() for name, tensor in load_file(folder / LORA).items()}
-    save_file(tensors, folder / LORA)
+    save_file({name: tensor.bfloat16() for name, tensor in load_file(folder / LORA).items()}, folder / LORA)
     _, parts, _ = read_adapter(folder, layout=True)
-    found = {tensor.dtype for name, tensor in parts.named_parameters() if "lora_" in name}
-    assert found == {torch.float32}
+    assert {tensor.dtype for name, tensor in parts.named_parameters() if "lora_" in name} == {torch.float32}
 
 
 def test_a_folder_without_its_record_is_no_adapter(folder):

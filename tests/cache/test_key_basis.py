@@ -53,8 +53,7 @@ def test_scores_are_the_same_but_for_one_number_of_all_keys(made, seed, shape, l
     generator, key = torch.Generator().manual_seed(seed), uneven(seed, batch, kv_heads, length, width)
     query = torch.randn(batch, kv_heads * group, new, width, generator=generator)
     later = 3 * torch.randn(batch, kv_heads, 5, width, generator=generator)
-    marks = torch.rand(batch, 1, length, generator=generator) < 0.7
-    basis = MADE[made](key, marks)
+    basis = MADE[made](key, torch.rand(batch, 1, length, generator=generator) < 0.7)
     assert all(bool(torch.isfinite(part).all()) for part in basis.stored.values())
     assert not isinstance(basis, BalancedBasis) or bool((basis.size_Bh1d > 0).all())
     everything = torch.cat([key, later], 2)

@@ -96,8 +96,7 @@ def counted(state: Dense, sample: int) -> tuple[int, int, int]:
     if state.groups is not None:
         whole_N = state.groups[sample].all(-1)
     routed_hN = keep_hN & ~whole_N
-    channels = int(state.channels[sample][routed_hN].sum())
-    return int((keep_hN & whole_N).sum()), int(routed_hN.sum()), channels
+    return int((keep_hN & whole_N).sum()), int(routed_hN.sum()), int(state.channels[sample][routed_hN].sum())
 
 
 @pytest.mark.parametrize("bits", [0, 8, 4])

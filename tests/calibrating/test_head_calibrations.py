@@ -200,8 +200,7 @@ def test_the_rate_rises_falls_and_never_stops():
 
 def test_the_backbone_does_not_change(family):
     before = {name: value.clone() for name, value in family.model.state_dict().items()}
-    batches = [text_batch(RECALLED, seed=seed) for seed in range(40)]
-    found = short().numbers(backbone_of(family), batches)
+    found = short().numbers(backbone_of(family), [text_batch(RECALLED, seed=seed) for seed in range(40)])
     assert all(torch.equal(value, before[name]) for name, value in family.model.state_dict().items())
     values = torch.tensor(found.alpha)
     assert values.shape == (2, 2)

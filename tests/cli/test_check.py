@@ -219,8 +219,7 @@ def test_texts(capsys, tmp_path):
     inits(capsys, "mine")
     argv = ["--config", "mine_subtoken/mine.yaml"]
     lines = checked(capsys, argv)
-    words = line_of(lines, "tokens of all ")
-    assert int(re.search(r"documents: .* together, about (\d+) blocks", words)[1]) >= 2
+    assert int(re.search(r"documents: .* together, about (\d+) blocks", line_of(lines, "tokens of all "))[1]) >= 2
     assert line_of(lines, "expected time: about ")
     assert "fewer than one block of block_length 99,999" in check_refused(
         capsys, [*argv, "--data.block_length", "99999"]
@@ -254,8 +253,7 @@ def test_a_corpus_is_shown_without_packing_it_and_without_weights(tmp_path, monk
     blocks = {"train": {"name": "text.jsonl"}, "block_length": 96, "context_length": 64, "prefix_tokens": 8}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"model": model, "data": blocks, "trainer": {"max_steps": 3}}))
     out = printed(capsys, "preview", "--config", "mine.yaml")
-    shown_blocks = re.findall(r"'block (\d)': 96 tokens \(64 context, 8 query, 24 answer\), 24 trained", out)
-    assert shown_blocks == ["0", "1", "2"]
+    assert re.findall(r"'block (\d)': 96 tokens \(64 context, 8 query, 24 answer\), 24 trained", out) == ["0", "1", "2"]
 
 
 def test_a_sample_without_a_trained_token_is_warned_about():

@@ -254,8 +254,7 @@ def test_exit_codes_and_who_keeps_a_traceback(error, code, capsys):
 def test_what_the_file_system_refuses_is_one_line(number, capsys):
     assert raised(OSError(number, os.strerror(number), "a/\x1b[31mpath")) == 2
     advice = _ADVICE.get(number, "name another file or folder")
-    words = f"subtoken-train: error: {os.strerror(number)}: a/\\x1b[31mpath; {advice}\n"
-    assert capsys.readouterr() == ("", words)
+    assert capsys.readouterr() == ("", f"subtoken-train: error: {os.strerror(number)}: a/\\x1b[31mpath; {advice}\n")
 
 
 @pytest.mark.parametrize(

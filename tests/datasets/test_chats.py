@@ -71,8 +71,7 @@ def test_a_prompt_is_laid_out_as_it_is_asked(question):
 
 
 def test_switches_of_records_are_obeyed():
-    row = talk("one ?", "a b", "two ?", "c d", "three ?", "e f", m1=False, m5=False)
-    texts, learnt = parts(sample_of(row))
+    texts, learnt = parts(sample_of(talk("one ?", "a b", "two ?", "c d", "three ?", "e f", m1=False, m5=False)))
     assert learnt == texts[Region.ANSWER] == f"c d{END}"
     assert texts[Region.CONTEXT] == f"one ?{END}\n<|im_start|>assistant\na b"
 

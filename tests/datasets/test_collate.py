@@ -166,8 +166,7 @@ def test_a_mixed_batch(tiny_family, on_disk):
     assert batch.record_ids == ["one", "text", "two"]
     assert ((batch.pixel_values[:, 0] * 0.5 + 0.5) * 255).mean((1, 2)).round().tolist() == [10, 100, 150]
     assert tiny_family.embed(batch).shape == (*batch.input_ids_BN.shape, 128)
-    counts = (batch.regions_BN == Region.VISUAL).sum(1)
-    assert counts.tolist() == (batch.images_per_sample_B * VISUAL).tolist()
+    assert (batch.regions_BN == Region.VISUAL).sum(1).tolist() == (batch.images_per_sample_B * VISUAL).tolist()
 
 
 @pytest.mark.parametrize("family_name", ["tiny_family", "bpe_family"])

@@ -203,11 +203,9 @@ def test_context_query_answer_and_padding():
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 5), st.integers(0, 9)), min_size=1, max_size=4))
 def test_every_token_has_one_region_and_only_what_is_predicted_a_label(lengths):
-    samples = [TextSample(range(1, c + q + a + 1), c, q, "x") for c, q, a in lengths]
-    batch = collate_text(samples, pad_id=0)
+    batch = collate_text([TextSample(range(1, c + q + a + 1), c, q, "x") for c, q, a in lengths], pad_id=0)
     for row, (context, query, answer) in enumerate(lengths):
-        counts = [int((batch.regions_BN[row] == region).sum()) for region in (C, Q, A)]
-        assert counts == [context, query, answer]
+        assert [int((batch.regions_BN[row] == region).sum()) for region in (C, Q, A)] == [context, query, answer]
         labelled = batch.regions_BN[row] == (A if answer else Q)
         assert (batch.labels_BN[row] != -100).tolist() == labelled.tolist()
         assert (batch.regions_BN[row] == P).tolist() == (batch.input_ids_BN[row] == 0).tolist()

@@ -250,8 +250,7 @@ def test_training_blocks_alone_go_on_with_their_context(source, byte_tokenizer):
     assert plain["train"] == plain["val"] == plain["shown"] == repeated["val"]
     assert repeated["train"] == repeated["shown"]
     assert [a == b for a, b in zip(plain["train"], repeated["train"], strict=True)] == [True, False]
-    with pytest.raises(ValueError, match=r"^context_length, under repeat_context, is 8; it must be 64 or more$"):
-        corpus(source, repeat_context=True)
+    refuses(r"^context_length, under repeat_context, is 8; it must be 64 or more$", corpus, source, repeat_context=True)
 
 
 def test_blocks_are_shown_in_order_without_packing(source, byte_tokenizer):

@@ -192,8 +192,7 @@ def test_frames_are_thinned_evenly_and_the_rate_with_them(tmp_path):
 def test_all_frames_together_are_bounded(tmp_path):
     source = VideoSource(frames(tmp_path / "v", 4))
     assert len(open_video(source, max_pixels=96).frames) == 4
-    words = r"record 'one': 4 frames of 6 x 4 pixels, at most 95 are read"
-    refuses(words, open_video, source, "one", max_pixels=95)
+    refuses(r"record 'one': 4 frames of 6 x 4 pixels, at most 95 are read", open_video, source, "one", max_pixels=95)
     records = InstructionRecords(write(tmp_path, ROWS[0]))
     refuses("at most 95 are read", lambda: Collator(None, 64, max_pixels=95)([records[0]]))
 

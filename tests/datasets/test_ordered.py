@@ -50,8 +50,7 @@ def test_processes_share_each_global_batch(start):
     ranks = [list(ResumableSampler(26, 3, 0, rank=rank, world_size=2, consumed=lambda: start)) for rank in (0, 1)]
     assert not set(ranks[0][:6]) & set(ranks[1][:6])
     for batch in range(4 - start):
-        both = [i for rank in ranks for i in rank[3 * batch : 3 * batch + 3]]
-        assert both == alone[6 * batch : 6 * batch + 6]
+        assert [i for rank in ranks for i in rank[3 * batch : 3 * batch + 3]] == alone[6 * batch : 6 * batch + 6]
 
 
 def test_too_few_records_and_bad_seeds_are_refused():

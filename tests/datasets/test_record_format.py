@@ -190,8 +190,7 @@ def test_videos_are_a_list_of_folders_or_frames_and_missing_ones_are_counted(tmp
     assert seen.sizes().tolist() == [[2, 10]]
     (tmp_path / "clip").mkdir()
     (tmp_path / "clip.jpg").touch()  # a still beside the folder is no frame
-    missing = [name for folder in seen.compare_images() for name in folder.missing]
-    assert missing == ["clip/", "f/1.png", "f/2.png"]
+    assert [name for folder in seen.compare_images() for name in folder.missing] == ["clip/", "f/1.png", "f/2.png"]
 
 
 BLANK = {

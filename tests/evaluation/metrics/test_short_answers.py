@@ -117,8 +117,7 @@ def test_reference_texts(shared):
 @given(st.sampled_from("abc"), st.lists(st.sampled_from("abc"), max_size=12))
 def test_equal_to_leaving_out_one_by_one(answer, people):
     terms = [min(1, sum(other == answer for j, other in enumerate(people) if j != i) / 3) for i in range(len(people))]
-    expected = sum(terms) / len(terms) if terms else 0
-    assert short.leave_one_out(answer, people) == pytest.approx(expected, abs=1e-12)
+    assert short.leave_one_out(answer, people) == pytest.approx(sum(terms) / len(terms) if terms else 0, abs=1e-12)
 
 
 def test_answers_are_normalised():

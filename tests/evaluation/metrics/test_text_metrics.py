@@ -86,8 +86,7 @@ def test_aggregate_of_the_golden(golden):
         tasks = aggregate["ruler"]
         assert {name: round(100 * scores[name], 2) for name in tasks} == tasks
         assert scores.keys() == {"string_match", *tasks}
-        mean = sum(scores[name] for name in tasks) / len(tasks)
-        assert scores["string_match"] == pytest.approx(mean, abs=1e-12)
+        assert scores["string_match"] == pytest.approx(sum(scores[name] for name in tasks) / len(tasks), abs=1e-12)
 
 
 def test_parts_and_control_characters():

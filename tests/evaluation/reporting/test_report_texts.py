@@ -151,8 +151,7 @@ def test_verdicts_say_what_the_intervals_say(compared):
 def test_where_less_is_better_the_verdict_turns_and_the_column_says_so(compared, tmp_path, monkeypatch, capsys):
     estimate = next(row.differences["pope"] for row in compared.tables[0].rows if row.arm.name == "better")
     changed = ({}, {"falling": True}, {"low": 0.0}, {"low": None}, {"signed": False})
-    verdict = [replace(estimate, **changes).verdict for changes in changed]
-    assert verdict == ["better", "worse", "level", None, None]
+    assert [replace(estimate, **changes).verdict for changes in changed] == ["better", "worse", "level", None, None]
     write_run(tmp_path, facts("ours", 0.25), "ruler_4k", answers(range(20)))
     monkeypatch.setattr(FakeAccuracy, "higher_is_better", False)
     report = make_report([tmp_path])

@@ -83,8 +83,7 @@ def test_a_sample_twice_and_a_broken_line_name_their_places(tmp_path):
 
 
 def test_the_digest_is_of_all_that_is_asked():
-    digests = {prompt_digest("a"), prompt_digest("b"), prompt_digest("a", ("b",)), prompt_digest("ab")}
-    assert len(digests) == 4
+    assert len({prompt_digest("a"), prompt_digest("b"), prompt_digest("a", ("b",)), prompt_digest("ab")}) == 4
 
 
 def manifest(**changes):

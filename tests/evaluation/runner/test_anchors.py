@@ -224,6 +224,5 @@ def test_a_report_states_measured_bytes_with_their_spread(record, scenes, tmp_pa
     assert rows["arm1"]["KV measured"] == rows["arm2"]["KV measured"] == measured
     table = list(csv.DictReader(io.StringIO(report_csv(report))))
     assert tuple(table[0]) == (*HEADINGS, SPREAD)
-    told = {row["arm"]: row[SPREAD] for row in table}
-    assert told == {"arm0": "", "arm1": f"{spread:.6f}", "arm2": f"{spread:.6f}"}
+    assert {row["arm"]: row[SPREAD] for row in table} == {"arm0": "", "arm1": f"{spread:.6f}", "arm2": f"{spread:.6f}"}
     assert "KeyDiff threshold=-0.1 window=4 mean 40 %" in report.titles["arm2"]
