@@ -35,7 +35,6 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Remove the home that was made for the tests."""
     if FIRST:
         os.chdir(REPOSITORY)
         shutil.rmtree(os.environ["HOME"], ignore_errors=True)
@@ -43,7 +42,6 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path, monkeypatch):
-    """Every test works in its own folder."""
     monkeypatch.chdir(tmp_path)
 
 

@@ -31,7 +31,6 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9)
 )
 
-
 REFUSED = {
     parse_json: [
         ("{", "invalid JSON (Expecting property name"), ('{"a": 1, "a": 2}', "key 'a' appears twice"),

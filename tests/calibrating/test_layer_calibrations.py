@@ -46,7 +46,6 @@ def backbone():
 
 
 def single(sample, seed):
-    """A batch of one prompt."""
     return text_batch([sample], seed=seed)
 
 

@@ -139,7 +139,6 @@ def command(adapter, prompts, output, *argv):
 
 
 def call(capsys, *argv):
-    """Exit code and stderr."""
     return main([*map(str, command(*argv))]), capsys.readouterr().err
 
 

@@ -47,7 +47,6 @@ def write_jsonl(path, texts, column="text"):
 
 
 def documents(rows, source):
-    """The texts of a corpus."""
     return list(iterate_documents(rows, source))
 
 

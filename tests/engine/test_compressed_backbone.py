@@ -157,7 +157,6 @@ test_wrong_settings_are_worded = refusing(
     lambda routing, output_lora, tiny_family: second_stage(tiny_family, output_lora, routing),
 )
 
-
 KINDS = {
     "llava": (gqa_family, lambda folder: [(1, 9), (2, 7), (0, 12)], lambda family, *given: make_batch(*given)),
     "qwen": (qwen_family, qwen_records, qwen_batch),

@@ -101,7 +101,6 @@ REFUSED = [
 ]
 test_what_does_not_fit_is_refused = refusing(REFUSED)
 
-
 SHORT = [(0, 9, 6), (0, 3, 4)]
 
 

@@ -31,7 +31,6 @@ SETTINGS = {
     **SHORT,
 }
 
-
 CHAINS = [
     *("ada(snapkv)", "ada(critical(knorm))", "ada(pyramidkv)", "ada(h2o)", "critical(h2o)", "critical(tgv_kv)"),
     *("chunk(snapkv)", "chunk(critical(knorm))", "per_layer(aircache)", "per_layer(ada(vl_cache))", "pooled(h2o)"),

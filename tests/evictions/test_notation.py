@@ -105,7 +105,6 @@ def test_numbers_and_switches_of_another_type_are_refused_in_words(name, key, ki
 
 NAN = math.nan
 
-
 OUT_OF_RANGE = {
     "ada(knorm)": {"alpha": [-0.1, 1.5, NAN]},
     "aircache": {"alpha": [1.5], "window_size": [0]},

@@ -117,7 +117,6 @@ def unknown():
 
 CODE = {"__module__": "transformers_modules.somebody.modeling"}
 
-
 MODELS = {
     "a name": (lambda: "meta-llama/Llama-3.1-8B", "model is a str, not a model of transformers"),
     "a module": (lambda: torch.nn.Linear(2, 2).eval(), "model is a Linear, not a model of transformers"),

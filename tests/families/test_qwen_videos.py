@@ -34,7 +34,6 @@ PICTURES = {
     "text": [],
 }
 
-
 pytestmark = pytest.mark.filterwarnings("ignore:the prompt has no image")  # as the pictures of "text" have it
 
 

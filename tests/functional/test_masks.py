@@ -100,7 +100,6 @@ LEVELS, DTYPES = st.sampled_from([None, 1, 3]), st.sampled_from([torch.float32, 
 
 
 def routed_rows(tensor_BNS, routed_BN):
-    """The rows of routed tokens, as lists."""
     return tensor_BNS[routed_BN].tolist()
 
 

@@ -199,7 +199,6 @@ SPOILT_BACKBONE = (
 GENERATED = "generate --backbone backbone --prompt 'what is this ?' --max-new-tokens 1"
 PREPARED = "check --config {recipe} --offline --model.backbone.path=./backbone"
 
-
 backbones = one_of(
     reading("backbones/tiny-llama", "backbone", (*SPOILT_BACKBONE, no_end, *(of_config(SIZES, JUDGED),) * 4), GENERATED,
             "generate --adapter {lm} --backbone backbone --prompt 'what is this ?' --max-new-tokens 1"),

@@ -120,7 +120,6 @@ OPTIONS = [
                    "--question-column=/ --answer-column=nope --answer-column=a/b/c").split()
 ]  # fmt: skip
 
-
 OWN = {
     "own_csv": (
         of(grammar.Document(notation=grammar.CSV), "q.csv", "bytes"), *(inside("q.csv", csv_text),) * 2,

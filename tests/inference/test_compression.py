@@ -26,7 +26,6 @@ PER_HEAD = {name for name in EVICTIONS if not EVICTIONS[name]().heads_share}
 """Methods whose heads keep entries of their own, so that a layer holds more entries than its budget of each head."""
 FREEING = sorted(name for name in EVICTIONS if not EVICTIONS[name].reads)
 
-
 TOKENS = {"keep": 16, "unit": "tokens"}
 test_wrong_settings = refusing(
     [
@@ -58,7 +57,6 @@ test_wrong_settings = refusing(
     ],
     lambda settings: Compression(**{"eviction": FirstEntries(), **settings}),
 )
-
 
 WIDTH = text_family().shape.head_dim
 UNFIT = {

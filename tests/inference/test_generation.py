@@ -220,7 +220,6 @@ def test_what_describes_a_prompt_is_small_and_counted():
 FAMILIES = ["llava_gqa", "qwen2_5_vl", "llama"]
 GREEDY = {"max_new_tokens": 5, "do_sample": False}
 
-
 ENDS = [(0, 2), (0, [2, 3]), (0, [2, 0]), (2, 2), (None, 0), (None, [0, 2]), (0, None), (None, None), (55, 2)]
 SPECIAL = [{"pad_token_id": pad, "eos_token_id": end} for pad, end in [*ENDS, (torch.tensor(0), torch.tensor([2]))]]
 
@@ -251,7 +250,6 @@ def test_holes_in_a_mask_are_read_as_transformers_reads_them(family):
 
 
 IDS = torch.full((2, 4), 11)
-
 
 ROWS = r"attention_mask must be \[2, 4\] as input_ids are, not {}"
 WRONG_INPUTS = {

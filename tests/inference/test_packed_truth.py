@@ -25,7 +25,6 @@ EXACT = [{**cell, "precision": "fp32"} for cell in PAIRWISE if cell["precision"]
 STEPS = 32
 BASE = {**CELL, "scope": "context", "batch": "three_left", "protocol": "query_aware"}
 
-
 ENDS = [
     BASE
     | {"family": family, "reducer": reducer, "selector": selector, "eviction": eviction, "scope": scope}

@@ -35,7 +35,6 @@ SHAPES = [
 ]
 """(key-value heads, query heads of each, width, S)."""
 
-
 build = native.library.__wrapped__
 
 

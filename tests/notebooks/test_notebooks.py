@@ -17,7 +17,6 @@ NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 
 def code_cells(path):
-    """The code cells of a notebook, each as one text."""
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
 

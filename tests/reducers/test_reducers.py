@@ -143,7 +143,6 @@ test_a_wrong_setting_is_refused_in_words = refusing(
     BUILT, lambda name, settings: build_reducer(name, **{"keep_ratio": 0.5, **settings})
 )
 
-
 FIT = [
     ("fastv", {"layer": 5}, "llava", 4, "with stage=embeds, layer=5, .*does not fit a model of 4 layers"),
     ("fastv", {"layer": 4, "stage": "decoder"}, "llava", 4, "with stage=decoder, layer=4, .*does not fit a model of 4"),

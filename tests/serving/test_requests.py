@@ -118,7 +118,6 @@ REFUSED = {
 }
 test_what_is_no_request_is_refused = refusing(REFUSED, lambda fields: read(**fields))
 
-
 STREAMING = {"eviction": "streaming_llm", "eviction_keep": 0.5}
 SHARED_LIMITS = Limits(max_new_tokens=200, evictions=("knorm", "keydiff", "streaming_llm", "none"))
 

@@ -42,7 +42,6 @@ class Fetched(HTMLParser):
 
 
 def keys(schema):
-    """The names of all keys below a schema."""
     parts = schema if isinstance(schema, list) else schema.values() if isinstance(schema, dict) else ()
     named = schema.get("properties", ()) if isinstance(schema, dict) else ()
     return [*named, *(name for part in parts for name in keys(part))]

@@ -153,7 +153,6 @@ def save_backbone(family: Family, folder: Path) -> Path:
 
 
 def drawn_llava(layers: int) -> LlavaFamily:
-    """The random tiny LLaVA of so many decoder layers."""
     torch.manual_seed(0)
     return LlavaFamily(build_model(text_layers=layers).eval(), build_processor())
 

@@ -219,7 +219,6 @@ E4M3 = [part / 512 for part in range(8)] + [2.0**e * (1 + part / 8) for e in ran
 E2M1 = [0, 0.5] + [2.0**e * (1 + part / 2) for e in range(3) for part in range(2)]
 """Numbers from 0 up that a byte and half a byte hold (OCP's formats; the byte's last one stands for no number)."""
 
-
 EDGE = 1e-5
 """Nearer to the edge of two codes, as a share of a vector's largest number, or to that of two scales of fp16, as a
 share of the scale, the last bits of fp32 decide; so with two shares' losses, as a share of the smaller."""

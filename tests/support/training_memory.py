@@ -202,7 +202,6 @@ OF_CASES: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 """Models of the cases."""
 
-
 TEXT, ANSWER = 24, 40
 """Text tokens of a record before and after the question's end; a language model's query is as long as its context."""
 

@@ -119,7 +119,6 @@ KINDS = {
     "output-norm": ["--model.routing.selector=output_norm"],
 }
 
-
 CELLS = {f"{kind}-{number}": (kind, extra) for number, (kind, extra) in enumerate(FITS)}
 CELLS |= {name: ("llava", extra) for name, extra in KINDS.items()}
 

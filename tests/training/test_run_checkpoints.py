@@ -227,7 +227,6 @@ def reason(module: Toy, folder: Path, *callbacks: Callback, **settings: object) 
 
 
 def poison_one(trainer: L.Trainer) -> None:
-    """Make this process's loss NaN."""
     trainer.lightning_module.layer.register_forward_hook(lambda module, inputs, output: output * float("nan"))
 
 

@@ -83,11 +83,7 @@ def their_processor(family: LlavaOnevisionFamily) -> transformers.LlavaOnevision
 
 
 def picture(family: Family, generator: torch.Generator, sample: int, image: int, images: int) -> TinyPicture:
-    """The second sample's first picture is a video of two frames; an image stands alone, or whole beside others.
-
-    An image in tiles has one row and so one newline: of three, all alike before the first layer, the outer two would be
-    as near to the middle one, and what merges dropped tokens would choose between them by rounding.
-    """
+    """Draw a video of two frames as the second sample's first picture; three newlines, all alike, would tie."""
     assert isinstance(family, LlavaOnevisionFamily)
     placeholder, row = family.image_token_id, [1, 10, 40]
     if sample == 1 and image == 0:
