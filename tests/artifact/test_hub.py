@@ -285,17 +285,10 @@ SCORES = (Score("all", "score", 30, 0.5, 0.25, 0.75), Score("list", "f1", 10, 0.
 
 
 def record_of(backbone, model_type="llava", **changes):
-    plain = {
-        "backbone": {"path": backbone},
-        "lora": {"rank": 8, "alpha": 16},
-        "reducer": {"name": "fastv", "keep_ratio": 0.25},
-        "routing": {"selector": "linear", "num_groups": 16, "kept_groups": 4},
-        "identity": {"model_type": model_type},
-        "training": {"name": "mine", "steps": 5},
-        "stage2": None,
-        "merged": False,
-    }
-    return {**plain, **changes}
+    parts = {"lora": {"rank": 8, "alpha": 16}, "reducer": {"name": "fastv", "keep_ratio": 0.25}}
+    parts |= {"routing": {"selector": "linear", "num_groups": 16, "kept_groups": 4}, "stage2": None, "merged": False}
+    made_of = {"backbone": {"path": backbone}, "identity": {"model_type": model_type}}
+    return {**parts, **made_of, "training": {"name": "mine", "steps": 5}, **changes}
 
 
 @sampled(
@@ -343,14 +336,8 @@ def test_the_router_is_described_with_what_was_set():
     assert "| routing | S16K4 linear, contiguous, per_token budget, balance weight 0.01 |" in plain
     assert "| token reducer | fastv, keep ratio 0.25 |" in plain
     assert "docs/choosing.md" in plain
-    routing = {
-        "selector": "bilinear",
-        "num_groups": 64,
-        "kept_groups": 16,
-        "budget": "global",
-        "score_prior": "value_norm",
-    }
-    routing |= {"value_gate": True, "features": ["attention"], "fill": "mean"}
+    routing = {"selector": "bilinear", "num_groups": 64, "kept_groups": 16, "budget": "global", "fill": "mean"}
+    routing |= {"score_prior": "value_norm", "value_gate": True, "features": ["attention"]}
     reducer = {"name": "fastv", "keep_ratio": 0.25, "ranking": "frozen"}
     card = model_card(record_of("somebody/else", routing=routing, reducer=reducer))
     words = "S64K16 bilinear of rank 16, reads attention, contiguous, global budget, fill mean, value_norm prior"

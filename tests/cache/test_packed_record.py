@@ -43,9 +43,7 @@ def test_every_number_that_points_is_looked_at(packed):
     """Far up and far down, at the first and the last place of every tensor of whole numbers."""
     record, tensors, shape = packed
     pointing = [name for name, tensor in tensors.items() if tensor.dtype in (torch.int16, torch.int32, torch.int64)]
-    wrong = [
-        (name, place, value) for name in pointing if tensors[name].numel() for place in (0, -1) for value in (-1, 2**30)
-    ]
+    wrong = [(name, at, value) for name in pointing if tensors[name].numel() for at in (0, -1) for value in (-1, 2**30)]
     assert wrong
     for name, place, value in wrong:
         spoilt = tensors[name].clone()
@@ -97,14 +95,8 @@ def test_an_index_finds_each_piece_once(form):
     assert torch.equal(stored_flags(routed(index)), OF_PIECES)
     swapped = index.clone()
     swapped.view(-1)[[0, 1]] = index.view(-1)[[1, 0]]
-    wrong = [
-        {"index": swapped},
-        {"index": index[:-1]},
-        {"offsets": OFFSETS.flip(0)},
-        {"stored": STORED + 1},
-        {"stored": STORED - 1},
-        {"entries": 3},
-    ]
+    wrong = [{"index": swapped}, {"index": index[:-1]}, {"offsets": OFFSETS.flip(0)}, {"entries": 3}]
+    wrong += [{"stored": STORED + 1}, {"stored": STORED - 1}]
     if form == "bits":  # after the last entry
         wrong += [{"piece_bit": PIECE_BIT + 1}, {"piece_bit": PIECE_BIT - 1}]
         wrong.append({"index": index | torch.tensor([0, 0x80], dtype=torch.uint8)})

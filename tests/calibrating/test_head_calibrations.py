@@ -154,9 +154,7 @@ def test_scores_do_not_hang_on_the_batch(llava):
 def test_what_cannot_be_calibrated_is_refused_of_visual_heads(llava):
     with pytest.raises(ValueError, match="calibrated on pictures, and the backbone sees none; use headkv"):
         heads.VisualCalibrator().check(CompressedBackbone(text_family(), build_reducer("none")).eval())
-    refuses(
-        r"data 'dev\.json': sparsemm draws its own scenes", lambda: heads.VisualCalibrator().prompts(llava, "dev.json")
-    )
+    refuses(r"data 'dev\.json': sparsemm draws its own scenes", heads.VisualCalibrator().prompts, llava, "dev.json")
 
 
 @pytest.fixture
