@@ -84,9 +84,7 @@ def test_imports_point_down():
 
 def file_arrows() -> dict[str, set[str]]:
     """Every file of the package and the files it imports from, wherever the import stands."""
-    files = {
-        label(path).removesuffix(".py").removesuffix("/__init__").replace("/", "."): label(path) for path in SOURCES
-    }
+    files = {label(x).removesuffix(".py").removesuffix("/__init__").replace("/", "."): label(x) for x in SOURCES}
     arrows = {}
     for path in SOURCES:
         names = imported_names(parsed(path), list(path.relative_to(ROOT).parent.parts))

@@ -20,8 +20,7 @@ from tests.support.refusals import refuses
 def test_every_setting_is_declared_with_its_kind():
     assert list(ARM_SETTINGS) == [field.name for field in fields(ArmSpec) if field.name != "written"]
     assert list(MODEL_SETTINGS) == [field.name for field in fields(ModelArguments) if field.name != "written"]
-    kinds = {name: setting.kind for name, setting in ARM_SETTINGS.items() if setting.kind is not str}
-    assert kinds == {
+    assert {name: setting.kind for name, setting in ARM_SETTINGS.items() if setting.kind is not str} == {
         "rerotate": bool, **dict.fromkeys(("reducer_options", "eviction_options"), dict),
         **dict.fromkeys(("keep_ratio", "byte_share", "key_channels"), float),
         **dict.fromkeys(("eviction_every", "prefill_chunk", "max_pixels", "seed"), int),
@@ -84,10 +83,8 @@ def test_misspelt_keywords_words_and_names_are_found(tmp_path, monkeypatch):
     code, out = said(WRONG)
     assert code == 1
     assert 'Module "subtoken_train" has no attribute "SubTokenModle"; maybe "SubTokenModel"?' in out
-    assert (
-        'Unexpected keyword argument "evictoin" for "from_pretrained" of "SubTokenModel"; did you mean "eviction"?'
-        in out
-    )
+    words = 'Unexpected keyword argument "evictoin" for "from_pretrained" of "SubTokenModel"; did you mean "eviction"?'
+    assert words in out
     assert "has incompatible type \"Literal['int7']\"" in out
     assert 'Unexpected keyword argument "eviction_kep" for "SubTokenModel"; did you mean "eviction_keep"?' in out
     assert out.count("error:") == 4

@@ -147,8 +147,7 @@ def clamp(value: "Literal[3]", low: int = 2) -> int:
 
 
 def test_every_kind_of_fault_and_nothing_else():
-    found = [(each.line, each.kind, each.before, each.after) for each in mutants_of("a.py", TEXT)]
-    assert sorted(found) == [
+    assert sorted((each.line, each.kind, each.before, each.after) for each in mutants_of("a.py", TEXT)) == [
         (6, "comparison", "value < low", "(value <= low)"), (6, "comparison", "value in (7,)", "(value not in (7,))"),
         (6, "condition", "not value < low", "(value < low)"),
         (6, "condition", "not value < low and value in (7,)", "(not value < low or value in (7,))"),
@@ -186,8 +185,7 @@ def explained():
 def test_every_folder_is_compared_or_explained(shared):
     """A case begins with its folder's name, or holds it as a word."""
     folders = {path.name for path in (shared / "golden").iterdir()}
-    words = {word.strip(":,") for _, case, _ in table()[1:] for word in case.split()}
-    assert folders - words - explained() == set()
+    assert folders - {word.strip(":,") for _, case, _ in table()[1:] for word in case.split()} - explained() == set()
     assert explained() <= folders
 
 

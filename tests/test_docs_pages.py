@@ -47,8 +47,7 @@ REAL = [
 
 def test_the_versions_of_files_are_those_that_are_written():
     said = (DOCS / "status.md").read_text(encoding="utf-8").partition("| file | version |")[2]
-    versions = [int(number) for number in re.findall(r"^\| .+? \| (\d+) \|", said, re.MULTILINE)]
-    assert versions == [
+    assert [int(number) for number in re.findall(r"^\| .+? \| (\d+) \|", said, re.MULTILINE)] == [
         *(config.SCHEMA_VERSION, cache_file.VERSION, checkpoints.SCHEMA_VERSION),
         *(results.SCHEMA_VERSION, calibrations.SCHEMA_VERSION),
     ]
@@ -167,9 +166,7 @@ PATH = re.compile(
     r"\.(?:py|md|yaml|jsonl\.xz|jsonl|json|csv|svg|png|ipynb|parquet)\b"
 )
 PAGES = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-SOURCES = [
-    path for room in ("subtoken_train", "benchmarks", "docs", "checkpoints") for path in (ROOT / room).rglob("*.py")
-]
+SOURCES = [x for room in ("subtoken_train", "benchmarks", "docs", "checkpoints") for x in (ROOT / room).rglob("*.py")]
 RECIPES = [path for path in (ROOT / "recipes").rglob("*") if path.suffix in (".yaml", ".py")]
 
 
@@ -259,9 +256,6 @@ def test_shipped_files_and_other_programs_are_there():
             assert (ROOT / words[1]).is_file(), block.place
 
 
-CHECKOUT_PAGES = [path for path in DOCUMENTS if runs_in_a_checkout(path)]
-
-
 def others(folder: str, names: list[str]) -> set[str]:
     """What a fresh checkout does not have."""
     found = {name for name in names if name == "__pycache__" or name.endswith("_cache")}
@@ -282,7 +276,7 @@ def checkout(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", CHECKOUT_PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [path for path in DOCUMENTS if runs_in_a_checkout(path)], ids=lambda page: page.stem)
 def test_they_run_as_written(checkout, page):
     for block in blocks(page):
         if block.mark == "run":

@@ -53,10 +53,9 @@ REFUSED = {
 
 @pytest.mark.parametrize(("parse", "text", "words"), [(parse, *each) for parse in REFUSED for each in REFUSED[parse]])
 def test_what_is_refused(parse, text, words):
-    with pytest.raises(ValueError, match=r"^place") as error:
-        parse(text, "place")
-    assert words in str(error.value)
-    assert len(str(error.value)) < 400
+    said = refuses(r"^place", parse, text, "place")
+    assert words in said
+    assert len(said) < 400
 
 
 def test_yaml_that_is_read():
@@ -89,9 +88,7 @@ def test_only_regular_files_of_a_sensible_size(tmp_path):
     (tmp_path / "large").write_text("x" * 11)
     (tmp_path / "bytes").write_bytes(b"ab\xfe")
     for name, words in (("pipe", "regular file"), ("large", "11 bytes; at most 10"), ("bytes", "not UTF-8 (byte 2)")):
-        with pytest.raises(ValueError, match=name) as error:
-            read_text(tmp_path / name, max_bytes=10)
-        assert words in str(error.value)
+        assert words in refuses(name, read_text, tmp_path / name, max_bytes=10)
     refuses("not a regular file", read_json, tmp_path)
     with pytest.raises(FileNotFoundError):
         read_yaml(tmp_path / "none")
@@ -162,10 +159,9 @@ def test_values_of_the_right_types():
     ],
 )  # fmt: skip
 def test_values_of_the_wrong_types(content, words):
-    with pytest.raises(ValueError, match=r"file|count=") as error:
-        typed(Outer, content, "file")
-    assert words in str(error.value)
-    assert len(str(error.value)) < 300
+    said = refuses(r"file|count=", typed, Outer, content, "file")
+    assert words in said
+    assert len(said) < 300
 
 
 class Built:

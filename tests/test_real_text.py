@@ -64,10 +64,8 @@ def test_a_record_counts_bytes_and_scores_facts_and_text(backbone):
 @pytest.mark.parametrize("file", sorted(real_text.OUT.glob("*.jsonl.xz")), ids=lambda file: file.name.partition(".")[0])
 def test_records_are_whole(file):
     records = real_text.by_arm(file)
-    whole, controls = (
-        len(records["full cache"]["facts"]),
-        {arm.words for arm in chain(*real_text.turned_arms(True).values())},
-    )
+    whole = len(records["full cache"]["facts"])
+    controls = {arm.words for arm in chain(*real_text.turned_arms(True).values())}
     assert {len(own["facts"]) for arm, own in records.items() if arm not in controls} == {whole}
     assert {words for some in real_text.arms().values() for words in (arm.words for arm in some)} >= records.keys()
 

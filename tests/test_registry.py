@@ -90,8 +90,7 @@ def test_a_built_in_goes_before_another_packages(install):
     ],
 )
 def test_a_package_at_fault_is_named(install, entry, code, message):
-    registry = install(entry, code)
-    refuses(f"eviction method 'newest' of package more_methods.*{message}", registry.find, "newest")
+    refuses(f"eviction method 'newest' of package more_methods.*{message}", install(entry, code).find, "newest")
 
 
 def test_two_packages_with_one_name_are_refused(install):

@@ -20,7 +20,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 TEMPLATES = ROOT / ".github" / "ISSUE_TEMPLATE"
 STEPS = runpy.run_path(str(ROOT / ".ci" / "container_steps.py"))
-BUNDLED = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
 
 
 def test_the_version_stands_in_one_place():
@@ -49,7 +48,7 @@ def test_pages_install_the_package_from_where_it_is():
     assert ON_AN_INDEX or [page for page in pages if from_an_index.search(page.read_text(encoding="utf-8"))] == []
 
 
-@pytest.mark.parametrize("bundled", BUNDLED)
+@pytest.mark.parametrize("bundled", PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"])
 def test_the_container_is_given_what_the_wheel_bundles(bundled):
     """``.dockerignore`` names what is let in; what the wheel bundles must be among it."""
     wanted = [path for path in STEPS["context_files"]() if path == bundled or path.startswith(f"{bundled}/")]

@@ -8,15 +8,8 @@ import torch
 
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.calibrating import CALIBRATORS
+from subtoken_train.calibrating import layers as layerwise
 from subtoken_train.calibrating.base import recall_prompts, record_prompts
-from subtoken_train.calibrating.layers import (
-    KEEP,
-    BearableCuts,
-    PrefixCalibrator,
-    ThresholdCalibrator,
-    bearable,
-    stopped_at,
-)
 from subtoken_train.calibrations import write_calibration
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.recall import RecallRecords, RecallTask
@@ -57,12 +50,12 @@ def test_shares_are_the_mean_of_the_prompts_own(backbone):
     for seed, sample in enumerate(SAMPLES[:2]):
         batch = single(sample, seed)
         context, shares = batch.regions_BN[0] == Region.CONTEXT, []
-        for keep in KEEP:
+        for keep in layerwise.KEEP:
             layers = prefill(backbone, batch, PackedCache(3), Compression(PrefixKV(), keep)).plan.layers
             kept = [context[layer.entries_BN[0]] for layer in layers]
             shares.append([int(marks.sum()) / sample[0] for marks in kept])
         rows.append(shares)
-    assert found.keep == KEEP
+    assert found.keep == layerwise.KEEP
     for ours, expected in zip(found.shares, torch.tensor(rows).mean(0).tolist(), strict=True):
         assert ours == pytest.approx(expected, abs=1e-6)
     assert any(len(set(ours)) > 1 for ours in found.shares)
@@ -73,8 +66,7 @@ def test_layers_follow_the_file_and_budgets_are_exact(tmp_path):
     method = PrefixKV(calibration=written(tmp_path / "prefix.json", "prefixkv", numbers))
     regions = torch.full((1, 100), int(Region.CONTEXT))
     scores = [Scores(torch.rand(1, 1, 100), torch.zeros(1, 100, dtype=torch.bool)) for _ in range(2)]
-    cases = {25: [40, 10], 50: [70, 30], 100: [100, 100], 1: [1, 1], 2: [3, 1]}
-    for budget, expected in cases.items():
+    for budget, expected in {25: [40, 10], 50: [70, 30], 100: [100, 100], 1: [1, 1], 2: [3, 1]}.items():
         candidates = Candidates([regions] * 2, [regions > 0] * 2, torch.full((2, 1), budget))
         counts = method.counts(scores, candidates)[:, 0].tolist()
         assert sum(counts) == 2 * budget
@@ -90,7 +82,7 @@ def test_between_the_tabulated_budgets_the_line_is_straight():
 
 def test_the_run_says_what_it_was_made_of(backbone, tmp_path):
     shown = []
-    made = PrefixCalibrator(samples=3, batch_size=2, context_length=300).run(
+    made = layerwise.PrefixCalibrator(samples=3, batch_size=2, context_length=300).run(
         backbone, NOBODY, show=lambda *counts: shown.append(counts)
     )
     assert (made.data.name, made.data.samples, made.data.sha256) == ("recall", 3, None)
@@ -99,7 +91,7 @@ def test_the_run_says_what_it_was_made_of(backbone, tmp_path):
     assert made.settings["context_length"] == 300
     write_calibration(tmp_path / "made.json", made)
     assert PrefixKV(calibration=str(tmp_path / "made.json")).calibrated.numbers == made.numbers
-    again = PrefixCalibrator(samples=3, batch_size=2, context_length=300).run(backbone, NOBODY)
+    again = layerwise.PrefixCalibrator(samples=3, batch_size=2, context_length=300).run(backbone, NOBODY)
     assert again.numbers == made.numbers
 
 
@@ -107,7 +99,7 @@ def test_the_run_says_what_it_was_made_of(backbone, tmp_path):
 def test_what_leaves_is_the_longest_row_of_the_lowest(alpha):
     mass, visual = random_scores(0, 3, 12).abs(), random_scores(1, 3, 12) > -0.5
     total = torch.tensor([1.2, 1.0, 1.5]) * (mass * visual).sum(-1)
-    leave = bearable(mass, visual, total, alpha)
+    leave = layerwise.bearable(mass, visual, total, alpha)
     for sample in range(3):
         places = sorted(visual[sample].nonzero().flatten().tolist(), key=lambda i: float(mass[sample, i]))
         whole, count = float((mass * visual)[sample].sum()), 0
@@ -121,22 +113,22 @@ def test_what_leaves_is_the_longest_row_of_the_lowest(alpha):
 
 def test_nothing_leaves_once_the_average_is_met():
     shares = [1.0, 0.8, 0.5, 0.2]
-    assert stopped_at(shares, 0.9) == [1.0, 0.8, 0.8, 0.8]
-    assert stopped_at(shares, 0.7) == [1.0, 0.8, 0.5, 0.5]
-    assert stopped_at(shares, 0.625) == [1.0, 0.8, 0.5, 0.2]
-    assert stopped_at(shares, 0.6) is None
-    assert stopped_at(shares, 1.0) == [1.0] * 4
+    assert layerwise.stopped_at(shares, 0.9) == [1.0, 0.8, 0.8, 0.8]
+    assert layerwise.stopped_at(shares, 0.7) == [1.0, 0.8, 0.5, 0.5]
+    assert layerwise.stopped_at(shares, 0.625) == [1.0, 0.8, 0.5, 0.2]
+    assert layerwise.stopped_at(shares, 0.6) is None
+    assert layerwise.stopped_at(shares, 1.0) == [1.0] * 4
 
 
 def test_shares_of_a_batch_are_those_of_its_samples(tiny_family):
     sharpen(tiny_family)
     batch, backbone = make_batch([(1, 9), (2, 7), (0, 12)]), compress(tiny_family)
-    together = BearableCuts()
+    together = layerwise.BearableCuts()
     together.run(backbone, batch)
     found = together.shares(backbone, batch, 0.25)
     assert found.shape == (2, 4)
     for sample in range(2):
-        alone = BearableCuts()
+        alone = layerwise.BearableCuts()
         alone.run(backbone, only_sample(batch, sample))
         assert torch.equal(alone.shares(backbone, only_sample(batch, sample), 0.25)[0], found[sample])
     assert (found[:, 0] == 1).all()
@@ -188,7 +180,7 @@ def test_a_run_keeps_what_is_recorded(backbone, eviction, protocol):
     options = "rows=mean,window=2" if eviction == "snapkv" else ""
     settings = {"eviction": eviction, "eviction_options": options, "keep": 0.45, "window": 3, "protocol": protocol}
     batches = [text_batch(CONTEXTS[:2], seed=1), text_batch(CONTEXTS[2:], seed=2)]
-    found = ThresholdCalibrator(**settings).numbers(backbone, batches)
+    found = layerwise.ThresholdCalibrator(**settings).numbers(backbone, batches)
     assert 0.4 < found.mean <= 0.45
     method = {"eviction": eviction, "eviction_options": {"rows": "mean", "window": 2} if options else None}
     keep = {"threshold": found.threshold, "window": found.window}
@@ -197,7 +189,7 @@ def test_a_run_keeps_what_is_recorded(backbone, eviction, protocol):
     assert len(shares) == 3  # one prompt has no context
     assert (found.mean, found.deviation) == pytest.approx(mean_deviation(shares), abs=1e-6)
     alone = [text_batch([sample], seed=seed) for seed, sample in enumerate(CONTEXTS)]
-    assert ThresholdCalibrator(**settings).numbers(backbone, alone).mean <= 0.45
+    assert layerwise.ThresholdCalibrator(**settings).numbers(backbone, alone).mean <= 0.45
 
 
 @pytest.mark.parametrize("name", ["prefixkv", "threshold", "kvzap"])
@@ -207,10 +199,10 @@ def test_prompts_without_a_context_are_refused(name):
 
 
 def test_a_scope_of_all_needs_no_context_and_a_window_may_not_be_all(backbone):
-    refuses("threshold keep=1 must lie between 0 and 1", ThresholdCalibrator, keep=1)
-    assert PrefixCalibrator(scope="all").numbers(backbone, [text_batch([(0, 5, 0)])]).keep == KEEP
+    refuses("threshold keep=1 must lie between 0 and 1", layerwise.ThresholdCalibrator, keep=1)
+    assert layerwise.PrefixCalibrator(scope="all").numbers(backbone, [text_batch([(0, 5, 0)])]).keep == layerwise.KEEP
     with pytest.raises(ValueError, match=r"no threshold keeps 0.5 of the entries and more than what always stays"):
-        ThresholdCalibrator(window=100).numbers(backbone, [text_batch([(40, 5, 0)])])
+        layerwise.ThresholdCalibrator(window=100).numbers(backbone, [text_batch([(40, 5, 0)])])
 
 
 REFUSED = [

@@ -178,10 +178,8 @@ def test_a_gate_learns_scores_and_is_made_of_all_examples(shallow, monkeypatch):
     assert F.mse_loss(foretold(net, other[None])[0].T.exp(), scores[1]) < 0.25 * scores[1].var(0).mean()
     monkeypatch.setattr(token_scorers, "STEPS", 3)
     contexts = [contexts_of(text_batch([(30, 2, 0)], seed=seed)) for seed in range(2)]
-    found, heads = (
-        token_scorers.ScorerCalibrator(sinks=4).numbers(shallow, contexts),
-        shallow.family.decoder.config.num_attention_heads,
-    )
+    found = token_scorers.ScorerCalibrator(sinks=4).numbers(shallow, contexts)
+    heads = shallow.family.decoder.config.num_attention_heads
     assert (found.sinks, found.heads, found.hidden) == (4, shallow.family.shape.num_kv_heads, 16 * heads)
     with torch.no_grad():
         examples = [token_scorers.kvzip_examples(shallow, each) for each in contexts]

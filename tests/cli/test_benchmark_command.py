@@ -11,9 +11,7 @@ from tests.support.commands import printed, refused
 from tests.support.places import ROOT
 
 ADAPTERS = ROOT / "checkpoints" / "adapters"
-VLM, LM, WHOLE = (
-    str(ADAPTERS / name) for name in ("tiny_fastv25_s16k4", "tinylm_quest25_s16k12", "tiny_none100_s16k4")
-)
+VLM, LM, WHOLE = (str(ADAPTERS / x) for x in ("tiny_fastv25_s16k4", "tinylm_quest25_s16k12", "tiny_none100_s16k4"))
 TINY_LLAVA, TINY_LLAMA = (str(ROOT / "checkpoints" / name) for name in ("tiny-llava", "tiny-llama"))
 SHORT = ["--new-tokens", "1", "--pairs", "1", "--device", "cpu"]
 SIDES = ["routed", "same_tokens", "anchor", "dynamic", "static"]
@@ -110,10 +108,8 @@ def test_table8_scaled_says_what_is_scaled(tmp_path, capsys):
 
 def test_what_does_not_fit_into_the_memory_is_said(capsys):
     count = 10**12
-    message = refused(
-        capsys, "benchmark", "--model", TINY_LLAMA, *SHORT, "--random", "--batch-sizes", count, reports=True
-    )
-    assert message.startswith(f"batch size {count} of 512 tokens does not fit into the memory")
+    said = refused(capsys, "benchmark", "--model", TINY_LLAMA, *SHORT, "--random", "--batch-sizes", count, reports=True)
+    assert said.startswith(f"batch size {count} of 512 tokens does not fit into the memory")
 
 
 def test_what_was_measured_stays_after_ctrl_c(tmp_path, capsys, monkeypatch):

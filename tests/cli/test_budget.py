@@ -52,14 +52,11 @@ def test_geometries(capsys):
 
 
 NAMES, ARMS = read_measured("text")
-TASK_ARMS = read_measured("tasks")[1]
 TURNED = "value groups by norm, values turned"
 
 
 def arm(name, **on):
-    found = {
-        model: {"bytes": size, "facts": [facts] * 3, "text": [text] * 3} for model, (size, facts, text) in on.items()
-    }
+    found = {arm: {"bytes": size, "facts": [facts] * 3, "text": [text] * 3} for arm, (size, facts, text) in on.items()}
     return MeasuredArm(name, {}, found)
 
 
@@ -78,7 +75,7 @@ def test_least_on_one_model_and_where_it_loses_most_on_several():
     assert least(arms, "a", 0.2, "facts") is second  # facts in words come before codes
 
 
-@pytest.mark.parametrize("measured", [*ARMS, *TASK_ARMS], ids=lambda each: each.arm)
+@pytest.mark.parametrize("measured", [*ARMS, *read_measured("tasks")[1]], ids=lambda each: each.arm)
 def test_every_spelling_means_what_was_measured(measured):
     assert measured.settings.keys() <= ARM_SETTINGS.keys()
     written, seen = dict(spellings(measured.settings, "checkpoints/smollm2")), {}

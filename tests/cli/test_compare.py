@@ -81,9 +81,7 @@ def test_from_own_texts_to_a_table_and_a_sentence(tmp_path, capsys):
     assert "% of the compressed text's bytes trained has" in said.splitlines()[-1]
     assert "int8" not in said.splitlines()[-1]  # which takes more bytes
     out = tmp_path / "runs/texts/compare"
-    assert {"report.md", "report.csv", "report.tex", "report.html"} <= {
-        path.name for path in (out / "report").iterdir()
-    }
+    assert {"report.md", "report.csv", "report.tex", "report.html"} <= {x.name for x in (out / "report").iterdir()}
     arms = {path.parent.parent.name for path in out.glob("*/*/manifest.json")}
     assert arms == {"full", "trained", "anchor", "kvzip", "groups_by_norm", "bits_int8"}
     assert (out / "trained/text_loss/manifest.json").is_file()

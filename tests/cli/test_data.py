@@ -141,7 +141,6 @@ def test_wikitext(wikitext, capsys, monkeypatch):
     assert "split train: 4 rows, not 6; fetch it again" in failed(capsys, argv)[1]
 
 
-FROM_FILES = sorted(name for name in TASKS if TASKS[name].needs_files)
 LINE = {"image": "a.png", "question": "What?", "answers": "cat", "metric": "exact_match"}
 
 
@@ -152,7 +151,7 @@ def questions(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("name", FROM_FILES)
+@pytest.mark.parametrize("name", sorted(name for name in TASKS if TASKS[name].needs_files))
 def test_every_benchmark_says_where_it_comes_from_and_an_empty_folder_is_none(capsys, name, tmp_path):
     out = printed(capsys, "data", name, silent=True)
     assert TASKS[name].where in out

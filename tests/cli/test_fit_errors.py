@@ -61,10 +61,9 @@ def test_mistakes_in_a_recipe(capsys, tmp_path, old, new, message):
     assert line.endswith("'subtoken-train fit --help' lists the keys, with types and defaults")
 
 
-NO_KEYS = "has no keys; a recipe has the groups model, data and trainer"
 NO_RECIPE = {
     "syntax": (b"model: [1, 2\ndata: 3\n", "line 2, column 5: invalid YAML (expected ',' or ']', but got ':')"),
-    "empty": (b"", NO_KEYS),
+    "empty": (b"", "has no keys; a recipe has the groups model, data and trainer"),
     "bytes": (b"\xff\xfe", "is not UTF-8 (byte 0)"),
 }
 
@@ -371,13 +370,10 @@ def assert_refused(capsys, argv, sung):
     assert not sung.exists()
 
 
-CHECK = ["check", "--offline", "--config", "recipe.yaml"]
-
-
 @pytest.mark.parametrize(("key", "value"), WAYS, ids=[f"{i} {key}" for i, (key, _) in enumerate(WAYS)])
 def test_nothing_that_a_recipe_names_runs(capsys, tmp_path, sung, key, value):
     hostile_file(tmp_path, key, value)
-    assert_refused(capsys, CHECK, sung)
+    assert_refused(capsys, ["check", "--offline", "--config", "recipe.yaml"], sung)
 
 
 LINES = (

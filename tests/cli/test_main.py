@@ -369,11 +369,8 @@ def test_a_timed_counter_says_what_is_left_after_the_first(capsys, monkeypatch):
     show = counter("runs", timed=True)
     for done in (1, 2, 3, 30):
         show(done, 30)
-    assert capsys.readouterr().err.splitlines() == [
-        "1/30 runs, about 29 minutes left",
-        "3/30 runs, about 12 minutes left",
-        "30/30 runs",
-    ]
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["1/30 runs, about 29 minutes left", "3/30 runs, about 12 minutes left", "30/30 runs"]
 
 
 def test_durations_are_said_in_the_largest_unit_that_they_fill_twice():

@@ -49,9 +49,7 @@ ELSEWHERE = {
 
 
 def test_overlays_and_grids_too_and_what_is_missing_elsewhere_is_missing():
-    assert [find_recipe(given) for given in ELSEWHERE] == [
-        file and ROOT / "recipes" / file for file in ELSEWHERE.values()
-    ]
+    assert list(map(find_recipe, ELSEWHERE)) == [file and ROOT / "recipes" / file for file in ELSEWHERE.values()]
 
 
 @pytest.mark.parametrize("given", ["tiny_fastv25_s16k4", "recipes/tiny_fastv25_s16k4.yaml"])

@@ -57,10 +57,8 @@ def ran(folder: Path, script: str, number: int) -> list[str]:
     (folder / "bin/srun").write_text('#!/bin/bash\nprintf "%s\\0" "$@"\n')
     (folder / "bin/srun").chmod(0o755)
     (folder / "empty").mkdir(exist_ok=True)
-    environment = {"PATH": f"{folder}/bin:{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": str(number)}
-    done = subprocess.run(
-        ["bash", "-c", script], env=environment, capture_output=True, cwd=folder / "empty", check=True
-    )
+    own = {"PATH": f"{folder}/bin:{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": str(number)}
+    done = subprocess.run(["bash", "-c", script], env=own, capture_output=True, cwd=folder / "empty", check=True)
     assert (list((folder / "empty").iterdir()), done.stderr) == ([], b"")
     return done.stdout.decode().split("\0")[:-1]
 

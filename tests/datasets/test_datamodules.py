@@ -203,20 +203,16 @@ def corpus(source, **options):
     return CorpusDataModule(source, **{**LENGTHS, "batch_size": 2, **options})
 
 
-@pytest.mark.parametrize(
-    ("prefix_tokens", "regions", "first_label", "rank"), [(3, (8, 3, 5), 11, 10), (0, (8, 8, 0), 8, 15)]
-)
-def test_blocks_become_context_prefix_and_what_is_predicted(
-    source, byte_tokenizer, prefix_tokens, regions, first_label, rank
-):
-    module = corpus(source, prefix_tokens=prefix_tokens)
+@pytest.mark.parametrize(("prefix", "regions", "first", "rank"), [(3, (8, 3, 5), 11, 10), (0, (8, 8, 0), 8, 15)])
+def test_blocks_become_context_prefix_and_what_is_predicted(source, byte_tokenizer, prefix, regions, first, rank):
+    module = corpus(source, prefix_tokens=prefix)
     module.trainer = trainer_of(SimpleNamespace(tokenizer=byte_tokenizer()))
     module.setup("fit")
     batch = module.collator()([module._train[i] for i in (0, 5)])
     kinds = [Region.CONTEXT] * regions[0] + [Region.QUERY] * regions[1] + [Region.ANSWER] * regions[2]
     assert batch.regions_BN.tolist() == [kinds, kinds]
-    assert torch.equal(batch.labels_BN[:, first_label:], batch.input_ids_BN[:, first_label:])
-    assert set(batch.labels_BN[:, :first_label].flatten().tolist()) == {-100}
+    assert torch.equal(batch.labels_BN[:, first:], batch.input_ids_BN[:, first:])
+    assert set(batch.labels_BN[:, :first].flatten().tolist()) == {-100}
     assert batch.rank_position_B.tolist() == [rank, rank]
     assert batch.input_ids_BN[:, 0].tolist() == [1, 1]
     assert batch.record_ids == ["block 0", "block 5"]

@@ -14,8 +14,6 @@ from subtoken_train.datasets.recall import ADJECTIVES, NAMES, NOUNS, RecallRecor
 from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 
-_FACT = re.compile(r"Code (\w+) (\w+ \w+)\.")
-
 
 @pytest.fixture(scope="module")
 def tokenizer():
@@ -32,7 +30,7 @@ def test_the_context_is_whole_and_states_what_is_asked(tokenizer, length, facts,
         assert text.context_length == length
         assert (ids[0], ids[-1]) == (tokenizer.bos_token_id, tokenizer.eos_token_id)
         assert tokenizer.bos_token_id not in ids[1:]
-        stated = dict(_FACT.findall(tokenizer.decode(ids[:length])))
+        stated = dict(re.findall(r"Code (\w+) (\w+ \w+)\.", tokenizer.decode(ids[:length])))
         assert len(stated) == facts
         assert len({code.split()[0] for code in stated.values()}) == facts  # adjectives are not repeated
         assert len(sample.codes) == questions
@@ -137,8 +135,6 @@ def test_evaluation_splits_are_balanced_and_training_is_mixed(tmp_path):
 
 
 def test_splits_share_no_handwritten_digit():
-    originals = {
-        split: {glyph.tobytes() for shapes in scenes._glyphs()[split] for glyph in shapes} for split in scenes.SPLITS
-    }
+    originals = {split: {x.tobytes() for shapes in scenes._glyphs()[split] for x in shapes} for split in scenes.SPLITS}
     for first, second in combinations(scenes.SPLITS, 2):
         assert not originals[first] & originals[second]

@@ -28,13 +28,8 @@ def full_attention(family, batch):
     """Head-mean attention matrices of all layers, [L, B, N, N], by transformers."""
     family.model.set_attn_implementation("eager")
     visible = batch.regions_BN != Region.PADDING
-    output = family.model.model.language_model(
-        inputs_embeds=family.embed(batch),
-        attention_mask=visible.long(),
-        position_ids=family.positions(batch),
-        output_attentions=True,
-        use_cache=False,
-    )
+    rows = {"inputs_embeds": family.embed(batch), "position_ids": family.positions(batch), "use_cache": False}
+    output = family.model.model.language_model(**rows, attention_mask=visible.long(), output_attentions=True)
     family.model.set_attn_implementation("sdpa")
     return torch.stack(output.attentions).mean(2)
 

@@ -222,13 +222,8 @@ def test_fastv_ranks_by_the_attention_of_the_mrope_decoder(tmp_path):
     batch = qwen_batch(qwen, qwen_records(tmp_path), pad_left=True)
     visible, positions = batch.regions_BN != Region.PADDING, qwen.positions(batch)
     qwen.model.set_attn_implementation("eager")
-    full = qwen.decoder(
-        inputs_embeds=qwen.embed(batch),
-        attention_mask=visible.long(),
-        position_ids=positions,
-        output_attentions=True,
-        use_cache=False,
-    ).attentions
+    rows = {"inputs_embeds": qwen.embed(batch), "attention_mask": visible.long(), "position_ids": positions}
+    full = qwen.decoder(**rows, output_attentions=True, use_cache=False).attentions
     qwen.model.set_attn_implementation("sdpa")
     row_B = torch.tensor([batch.rank_position_B[0], batch.rank_position_B[1], visible.shape[1] - 1])
     for layer in range(4):

@@ -87,8 +87,7 @@ def test_sums_of_scores_below_0_are_refused():
 
 def test_golden_kvpress(shared):
     params, tensors = load(shared, "kvpress_adakv")
-    base = SnapKV(params["window_size"], params["kernel_size"], rows="mean")
-    method = Ada(base, alpha=params["alpha_safeguard"])
+    method = Ada(SnapKV(params["window_size"], params["kernel_size"], rows="mean"), alpha=params["alpha_safeguard"])
     count = int(params["T"] * (1 - params["compression_ratio"]))
     kept = keep_of(method, [golden_view(method, tensors)], count)[0]
     assert torch.equal(kept.sum(-1), tensors["kept_per_head"])

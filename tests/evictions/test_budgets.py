@@ -73,13 +73,8 @@ def test_last_rows(window):
 def test_only_what_was_declared_is_given():
     view = view_of([[1, 2, 4]])
     index, rows = torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 3, dtype=torch.bool)
-    asked = {
-        "rows": lambda: view.rows(index),
-        "blocks": lambda: view.blocks(rows),
-        "key_norms": view.key_norms,
-        "value_norms": view.value_norms,
-        "values": lambda: view.value_BhNd,
-    }
+    asked = {"rows": lambda: view.rows(index), "blocks": lambda: view.blocks(rows), "values": lambda: view.value_BhNd}
+    asked |= {"key_norms": view.key_norms, "value_norms": view.value_norms}
     for need, ask in asked.items():
         refuses(rf"did not ask for it: add '{need}' to the method's needs", ask)
     assert view.query_BHNd.shape == (1, 4, 3, 4)

@@ -81,10 +81,8 @@ def test_any_scope(method, scope):
 
 
 def test_bf16_inputs_score_as_their_values(method, prompts):
-    views = prompt_views.layer_views(prompts, method.needs | {"values"}, dtype=torch.bfloat16)
-    for view in views:
-        wide = [each.float() for each in (view.query_BHNd, view.key_BhNd, view.value_BhNd)]
-        query, key, value = wide
+    for view in prompt_views.layer_views(prompts, method.needs | {"values"}, dtype=torch.bfloat16):
+        query, key, value = [each.float() for each in (view.query_BHNd, view.key_BhNd, view.value_BhNd)]
         same = view.replaced(query_BHNd=query, key_BhNd=key, value_BhNd=value)
         ours, its = method.score(view).scores_BhN, method.score(same).scores_BhN
         assert ours.dtype == torch.float32
@@ -106,8 +104,7 @@ def snapkv(**settings):
 
 
 def h2o(params):
-    group = params.get("gqa_score_agg", "mean")
-    return {"recent_share": 0.0, "window": params["window_size"], "group": group}
+    return {"recent_share": 0.0, "window": params["window_size"], "group": params.get("gqa_score_agg", "mean")}
 
 
 def sinks(params):
@@ -116,7 +113,6 @@ def sinks(params):
     return {"sinks": found[0] if found else params["max_capacity_prompt"] - params["window_size"]}
 
 
-PRESS_H2O = {"recent_share": 0.0, "normalise": True}
 CASES = [
     # recording, method, settings, keys, recorded scores (None: sets alone), recorded places
     ("kvpress_knorm", "knorm", {}, "keys", "scores", "kept_positions"),
@@ -129,7 +125,7 @@ CASES = [
     ("streamingllm_factory", "streaming_llm", sinks, "keys", None, "kept_positions"),
     ("h2o_factory_prompt", "h2o", h2o, "keys_repeated", None, "kept_positions"),
     ("h2o_factory_prompt_kvhead", "h2o", h2o, "keys", None, "kept_positions"),
-    ("kvpress_observed_attention", "h2o", PRESS_H2O, "keys", "scores", "kept_positions"),
+    ("kvpress_observed_attention", "h2o", {"recent_share": 0.0, "normalise": True}, "keys", "scores", "kept_positions"),
     # a set per query head: the recording repeats the keys, as the released code does
     ("snapkv_original_avgpool", "snapkv", snapkv(), "keys_repeated", None, "kept_positions"),
     *(

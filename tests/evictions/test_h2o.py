@@ -229,8 +229,7 @@ def test_scores_by_hand():
             for sample, entries, matrix, _, _ in samples(view):
                 torch.testing.assert_close(found.scores_BhN[sample, 0][entries], matrix.mean(0).sum(0))
                 places = entries.nonzero()[:, 0].tolist()
-                protected = found.protected_BN[sample].nonzero()[:, 0].tolist()
-                assert protected == sorted({*places[:2], *places[-3:]})
+                assert found.protected_BN[sample].nonzero()[:, 0].tolist() == sorted({*places[:2], *places[-3:]})
 
 
 CASES = ["prefixkv_ratio0.3", "prefixkv_ratio0.7"]

@@ -201,14 +201,8 @@ class KeysGiven(View):
 def test_golden_parts(shared, monkeypatch):
     """The release standardises a batch together: its scores and sets, of two samples, have nothing here to equal."""
     params, tensors = load(shared, "kvpress_compactor")
-    method = build_eviction(
-        "compactor",
-        sinks=params["sink_size_start"],
-        last=params["sink_size_end"],
-        chunk=params["chunk_size"],
-        sketch=params["sketch_dimension"],
-        masked=False,
-    )
+    sizes = {"sinks": params["sink_size_start"], "last": params["sink_size_end"], "chunk": params["chunk_size"]}
+    method = build_eviction("compactor", **sizes, sketch=params["sketch_dimension"], masked=False)
     views = []
     for sample in range(len(tensors["key"])):
         own = {name: tensor[sample : sample + 1] for name, tensor in tensors.items()}
@@ -241,8 +235,7 @@ def plain_attention(query, key, value, method):
                 sums[head, rows] += weights / (weights.sum() + absent)
             sums[head, rows] += absent / method.chunk  # rows of zeros look at all alike
     scores = sums.view(kv_heads, group, length).mean(1) * value.norm(dim=-1)
-    near = [scores[:, max(0, j - 1) : j + 2].sum(-1) / 3 for j in range(length)]
-    return torch.stack(near, -1)
+    return torch.stack([scores[:, max(0, j - 1) : j + 2].sum(-1) / 3 for j in range(length)], -1)
 
 
 @pytest.mark.parametrize("masked", [True, False])

@@ -16,7 +16,6 @@ from tests.support.text_families import text_batch, text_family
 
 SETTINGS = [{}, {"task": "causal"}, {"kvpress": True}, {"value_norm": True, "lower_bound": 3}, {"exact_total": True}]
 ROWS = {"text before and after": range(23, 29), "context": range(18, 25), "no image": range(14), "image last": [14]}
-GOLDENS = ["structured", "structured_vnorm_lb2", "unstructured", "unstructured_vnorm_lb2"]
 HALVES = [{"composite": False}, {"adaptive": False}, {"composite": False, "adaptive": False}]
 
 
@@ -39,7 +38,7 @@ def test_scores(name, settings, dtype):
     assert torch.allclose(method.score(view).scores_BhN[0][:, entries], expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("case", GOLDENS)
+@pytest.mark.parametrize("case", ["structured", "structured_vnorm_lb2", "unstructured", "unstructured_vnorm_lb2"])
 def test_golden(shared, case):
     """kvpress's own scores, counts and kept sets; its attention is [task rows, context + task]."""
     params, tensors = load(shared, f"kvpress_kvcompose_{case}")
@@ -141,8 +140,7 @@ def test_each_half_can_be_left_out(settings):
         own = whole.score(view).scores_BhN[0, :, competes_BN[0]]
         ranked = own if method.composite else own.mean(0, keepdim=True)
         expected = [set(row.argsort(descending=True)[: int(count_B)].tolist()) for row in ranked]
-        found = [set(row[competes_BN[0]].nonzero()[:, 0].tolist()) for row in kept_BhN[0]]
-        assert found == expected
+        assert [set(row[competes_BN[0]].nonzero()[:, 0].tolist()) for row in kept_BhN[0]] == expected
     check_padding(method, list(PROMPTS.values()))
     cache, backbone = PackedCache(3), compress(text_family(layers=3), None, name="none").eval()
     opened = open_prompts(backbone, text_batch([(37, 5, 0)]), cache, Compression(method, 0.3), "context_first")

@@ -139,14 +139,9 @@ def test_another_width_is_refused(tmp_path):
 def test_golden_press(shared, name):
     """The press scores the sinks above all others, where here they are protected."""
     params, tensors = load(shared, name)
-    method = build_eviction(
-        "expected_attention",
-        future=params["n_future_positions"],
-        sinks=params["n_sink"],
-        covariance=params["use_covariance"],
-        value_norm=params["use_vnorm"],
-        epsilon=params["epsilon"],
-    )
+    own = {"future": params["n_future_positions"], "sinks": params["n_sink"], "covariance": params["use_covariance"]}
+    own |= {"value_norm": params["use_vnorm"], "epsilon": params["epsilon"]}
+    method = build_eviction("expected_attention", **own)
     batch, _, length, width = tensors["keys"].shape
     rotate = partial(rope, width=width, theta=params["rope_theta"])
     position = torch.arange(length).expand(batch, -1)
@@ -173,12 +168,9 @@ def plain_scores(view, sample, rows, method):
     for head, queries in enumerate(turned.unflatten(0, (kv_heads, -1))):
         keys, share = view.key_BhNd[sample, head, counted], torch.zeros(len(counted))
         if method.name == "capkv":
-            scores[head, method.sinks :] = torch.stack(
-                [
-                    plain_leverage(rotation @ own.mean(0), keys, view.value_BhNd[sample, head, counted])
-                    for own in queries
-                ]
-            ).mean(0)
+            values = view.value_BhNd[sample, head, counted]
+            leverages = [plain_leverage(rotation @ own.mean(0), keys, values) for own in queries]
+            scores[head, method.sinks :] = torch.stack(leverages).mean(0)
             continue
         for own in queries:
             spread = rotation @ torch.cov(own.T, correction=0).view(width, width) @ rotation.T
@@ -211,8 +203,7 @@ def test_equal_to_the_plain_reference(name, settings, pad):
     found = method.score(view)
     for sample in range(3):
         rows = view.entries_BN[sample].nonzero()[:, 0].tolist()
-        expected = plain_scores(view, sample, rows, method)
-        assert torch.allclose(found.scores_BhN[sample][:, rows], expected, atol=1e-5)
+        assert torch.allclose(found.scores_BhN[sample][:, rows], plain_scores(view, sample, rows, method), atol=1e-5)
         assert found.protected_BN[sample, rows].tolist() == [i < method.sinks for i in range(len(rows))]
 
 

@@ -80,10 +80,8 @@ def test_equal_to_the_plain_reference(pooling, pool_per, rows, group, window, ke
     found = method.score(view)
     for sample, entries, matrix, key, _ in samples(view):
         length = len(matrix[0])
-        expected = plain_scores(matrix, len(key), method)
-        assert torch.allclose(found.scores_BhN[sample][:, entries], expected, atol=1e-6)
-        late = [index >= length - window for index in range(length)]
-        assert found.protected_BN[sample][entries].tolist() == late
+        assert torch.allclose(found.scores_BhN[sample][:, entries], plain_scores(matrix, len(key), method), atol=1e-6)
+        assert found.protected_BN[sample][entries].tolist() == [index >= length - window for index in range(length)]
         assert not found.protected_BN[sample][~entries].any()
 
 
@@ -152,13 +150,8 @@ def test_golden_kvpress_counts(shared):
 @st.composite
 def equal_layers(draw):
     entries = draw(st.integers(1, 300))
-    return (
-        draw(st.integers(1, entries)),
-        entries,
-        draw(st.integers(0, min(entries, 70))),
-        draw(st.integers(1, 30)),
-        draw(st.integers(1, 40)),
-    )
+    kept, window = draw(st.integers(1, entries)), draw(st.integers(0, min(entries, 70)))
+    return kept, entries, window, draw(st.integers(1, 30)), draw(st.integers(1, 40))
 
 
 @settings(deadline=None)
@@ -401,9 +394,7 @@ def test_while_decoding_a_head_that_is_a_row_has_the_same_share():
     of_rows = Candidates(
         *lists, candidates.budget_LB.repeat_interleave(prompt_views.KV_HEADS, 1), heads=prompt_views.KV_HEADS
     )
-    assert torch.equal(
-        method.counts(apart, of_rows)[..., 0].view(prompt_views.LAYERS, 2, prompt_views.KV_HEADS), counts
-    )
+    assert torch.equal(method.counts(apart, of_rows)[..., 0].view(prompt_views.LAYERS, 2, -1), counts)
     for view, both in zip(views, apart, strict=True):
         states = (
             view.query_BHNd.flatten(0, 1).unflatten(0, (-1, prompt_views.HEADS // prompt_views.KV_HEADS)),

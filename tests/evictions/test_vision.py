@@ -215,8 +215,7 @@ def test_importance_and_budgets_of_the_ablation(name, importance, window_size):
         found = methods.TGVKV(importance=importance, window_size=window_size, budgets=budgets).score(view)
         assert float(found.weight_B) == pytest.approx(float(matrix[summed][:, columns].sum()), abs=1e-4)
         for kind, its, own in zip(("text", "visual"), (text, visual), rows.get(importance, ()), strict=False):
-            expected = matrix[own][:, its].sum(0).tolist()
-            assert found.notes[kind][0, its].tolist() == pytest.approx(expected, abs=1e-4)
+            assert found.notes[kind][0, its].tolist() == pytest.approx(matrix[own][:, its].sum(0).tolist(), abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -237,8 +236,7 @@ class Golden:
         self.layers, self.length = params["L"], params["T"]
         self.total = torch.tensor([self.layers * self.length * (1 - params["ratio"])], dtype=torch.float64)
         self.lengths = torch.full((self.layers, 1), self.length)
-        visual = self.tensors["input_ids"] == params["image_token_id"]
-        regions = torch.where(visual, V, Q)
+        regions = torch.where(self.tensors["input_ids"] == params["image_token_id"], V, Q)
         self.views = [DenseView(each[None], regions, methods.TGVKV.needs) for each in self.tensors["attentions"]]
 
 

@@ -14,8 +14,7 @@ from tests.support.refusals import refuses
 from tests.support.run_folders import encoded
 from tests.support.tiny import tiny_families
 
-RNG = np.random.default_rng(0)
-UPRIGHT = RNG.integers(0, 256, (24, 40, 3), dtype=np.uint8)
+UPRIGHT = np.random.default_rng(0).integers(0, 256, (24, 40, 3), dtype=np.uint8)
 STORED = {
     1: UPRIGHT,
     2: UPRIGHT[:, ::-1],

@@ -95,8 +95,7 @@ def dropping():
 
 def with_lora(wrapped: bool):
     model = text_family().model
-    made = get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
-    return made if wrapped else model
+    return get_peft_model(model, LoraConfig(target_modules=["q_proj"])) if wrapped else model
 
 
 def of_class(name: str, **own: str):
@@ -137,9 +136,7 @@ MODELS = {
 
 @pytest.mark.parametrize(("make", "words"), MODELS.values(), ids=MODELS)
 def test_models_that_are_refused(make, words):
-    with pytest.raises(ValueError, match=words) as error:
-        SubTokenModel(make(), build_processor().tokenizer)
-    assert len(str(error.value)) < 400
+    assert len(refuses(words, SubTokenModel, make(), build_processor().tokenizer)) < 400
 
 
 def other_token():

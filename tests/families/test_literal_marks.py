@@ -114,10 +114,8 @@ def test_nothing_that_is_typed_becomes_a_special_token(kind):
         names = [chr(first + place) * len(token) for first in (0xFDD0, 0xF0000, 0xF0000 + len(special), 0xFFFFE)]
         wide = "".join(chr(ord(each) + 0xFEE0) if "!" <= each <= "~" else each for each in token)
         for typed in (token, f"a{token}{token[:-1]}", wide, token[1:], *(f"{name} {token} {end}" for name in names)):
-            text = f"{end}{hidden_specials(tokenizer, typed)}{end}"
-            ids, starts = tokenise(tokenizer, text)
-            found = [each for each in ids if each in special.values() and each not in unknown]
-            assert found == [special[end]] * 2
+            ids, starts = tokenise(tokenizer, f"{end}{hidden_specials(tokenizer, typed)}{end}")
+            assert [each for each in ids if each in special.values() and each not in unknown] == [special[end]] * 2
             assert ids[0] == ids[-1] == special[end]
             assert len(ids) == len(starts)
             assert starts[-1] >= len(end) or kind == "swallowing"
@@ -132,8 +130,7 @@ def test_a_token_that_opens_turns_is_typed_as_text_though_it_is_not_marked_as_sp
         f"{{% for m in messages %}}{{{{ '{user}' + m.content.split('</think>')[-1] }}}}{{% endfor %}}"
     )
     tokenizer.add_tokens([user, "<think>", "</think>", f"<{bar}other{bar}>"])
-    text = f"{user}{hidden_specials(tokenizer, f'a{user}<think>b</think>')}"
-    ids, _ = tokenise(tokenizer, text)
+    ids, _ = tokenise(tokenizer, f"{user}{hidden_specials(tokenizer, f'a{user}<think>b</think>')}")
     assert tokenizer.decode(ids) == f"{user}a{user}<think>b</think>"
     assert [each for each in ids if each in tokenizer.added_tokens_decoder] == [
         tokenizer.convert_tokens_to_ids(each) for each in (user, "<think>", "</think>")
@@ -173,7 +170,6 @@ def test_marks_and_escapes():
 def test_a_language_model_has_neither_marks_nor_escapes():
     family = text_family()
     family.processor = byte_level()
-    turns = [Turn(r"what is <image> and \<image> ?", "a <video> tag")]
-    sample = encode(Record("r", [], turns), family, 512, [])
+    sample = encode(Record("r", [], [Turn(r"what is <image> and \<image> ?", "a <video> tag")]), family, 512, [])
     assert Region.VISUAL not in sample.regions
     assert r"what is <image> and \<image> ?" in family.tokenizer.decode(sample.input_ids)

@@ -73,12 +73,8 @@ FASTV, ROUTING = build_reducer("fastv", keep_ratio=0.25), RoutingConfig(num_grou
 def folders(tmp_path, tiny_family):
     """A function from a family's name to the folder of a random tiny model of it."""
     pytest.importorskip("bitsandbytes")
-    made = {
-        "llava": lambda: tiny_family,
-        "qwen2_5_vl": qwen_family,
-        "llama": text_family,
-        "qwen2": lambda: text_family("qwen2"),
-    }
+    made = {"llava": lambda: tiny_family, "qwen2_5_vl": qwen_family, "llama": text_family}
+    made["qwen2"] = lambda: text_family("qwen2")
     return lambda name: str(save_backbone(made[name](), tmp_path / name))
 
 
@@ -159,12 +155,10 @@ def test_an_8_bit_layer_keeps_no_input_for_its_frozen_weight(folders):
     layer = load_family(BackboneConfig(folders("llama"), quantization="int8")).decoder.layers[1].mlp.gate_proj
     inputs = torch.randn(2, 7, 64, requires_grad=True)
     output = layer(inputs)
-    held = [value for value in vars(output.grad_fn).values() if isinstance(value, torch.Tensor)]
-    assert not held
+    assert not [value for value in vars(output.grad_fn).values() if isinstance(value, torch.Tensor)]
     assert not output.grad_fn.saved_tensors
     output.backward(torch.ones_like(output))
-    expected = torch.ones(2, 7, 96) @ dense_weight(layer, torch.float32)
-    assert torch.allclose(inputs.grad, expected, atol=1e-5)
+    assert torch.allclose(inputs.grad, torch.ones(2, 7, 96) @ dense_weight(layer, torch.float32), atol=1e-5)
 
 
 @sampled(("trained", "served"), [("nf4", "none"), ("none", "nf4"), ("int8", "nf4")], every=3)
@@ -174,12 +168,9 @@ def test_adapters_fit_a_backbone_however_it_is_quantised(folders, tmp_path, trai
     backbone, peft_model = build(source, lora, FASTV, ROUTING)
     config = AdapterConfig(source, lora, FASTV, ROUTING, identify(backbone.family, source), {"name": "test"})
     write_adapter(tmp_path / "adapter", config, backbone, peft_model)
-    other = BackboneConfig(source.path, quantization=served)
-    written, reloaded, _ = read_adapter(tmp_path / "adapter", other)
+    written, reloaded, _ = read_adapter(tmp_path / "adapter", BackboneConfig(source.path, quantization=served))
     assert written.backbone.quantization == trained
-    ours, theirs = (
-        {name: p for name, p in parts.named_parameters() if p.requires_grad} for parts in (backbone, reloaded)
-    )
+    ours, theirs = ({n: p for n, p in each.named_parameters() if p.requires_grad} for each in (backbone, reloaded))
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
     batch = make_batch([(1, 8)])
     logits = [parts.eval().logits(parts.run(batch)) for parts in (backbone, reloaded)]

@@ -87,11 +87,8 @@ def test_placeholders_are_what_the_processor_writes(family):
     _, grid = family.process_images([video])
     theirs = object.__new__(PROCESSORS[family.name])
     theirs.video_processor = theirs.image_processor = family.processor.image_processor
-    theirs.audio_token, theirs.vision_start_token, theirs.vision_end_token = (
-        None,
-        "<|vision_start|>",
-        "<|vision_end|>",
-    )
+    theirs.audio_token = None
+    theirs.vision_start_token, theirs.vision_end_token = "<|vision_start|>", "<|vision_end|>"
     theirs.image_token, theirs.video_token = family.processor.image_token, family.processor.video_token
     metadata = VideoMetadata(total_num_frames=5, fps=2.0, frames_indices=list(range(5)))
     made = theirs.replace_video_token({"video_grid_thw": grid, "video_metadata": [metadata]}, 0)

@@ -76,10 +76,8 @@ def test_image_tokens_that_are_not_the_images_are_refused(family, records, grid)
 @torch.no_grad()
 def test_nothing_is_kept_between_batches(family, records):
     """Neither our passes nor what a call of the model left behind shifts the next batch."""
-    first, second = (
-        qwen.qwen_batch(family, records[:1], generation=True),
-        qwen.qwen_batch(family, records[1:], pad_left=True),
-    )
+    first = qwen.qwen_batch(family, records[:1], generation=True)
+    second = qwen.qwen_batch(family, records[1:], pad_left=True)
     fresh = compress(copy.deepcopy(family)).run(second).hidden_BMD
     backbone = compress(family)
     backbone.run(first)
@@ -132,8 +130,7 @@ def test_deep_features_meet_the_rows_that_are_there_and_count(deep_family):
     shown = visual[kept]
     assert 0 < int(shown.sum()) < int(visual.sum())
     embeds = deep_family.embed(batch, states)[:, kept]
-    positions = deep_family.positions(batch)[..., kept]
-    settings = {"inputs_embeds": embeds, "position_ids": positions, "use_cache": False}
+    settings = {"inputs_embeds": embeds, "position_ids": deep_family.positions(batch)[..., kept], "use_cache": False}
     features = [each[number[kept[shown]]] for each in deep_nTD]
     expected = deep_family.decoder(**settings, visual_pos_masks=shown[None], deepstack_visual_embeds=features)
     found = deep_family.decoder.norm(result.hidden_BMD)

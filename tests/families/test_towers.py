@@ -23,8 +23,7 @@ def test_golden_of_the_qwen_release(shared):
     attention_HPP, window_index = golden["vit_attention_last_block"], golden["window_index"]
     query_PHd = attention_HPP.log().transpose(0, 1)  # the softmax of log(A) against unit keys is A again
     heads, patches, _ = attention_HPP.shape
-    key_PHd = torch.eye(patches)[:, None].expand(-1, heads, -1)
-    received = received_attention(query_PHd, key_PHd, [patches], 1.0)
+    received = received_attention(query_PHd, torch.eye(patches)[:, None].expand(-1, heads, -1), [patches], 1.0)
     case = "visionzip_qwen25vl_lightcompress"
     near("visionzip", f"{case}: scores", per_token(received, window_index), golden["score_merged"], rtol=1e-5)
     keys = per_token(golden["vit_key_last_block"].transpose(0, 1), window_index).mean(1)

@@ -149,8 +149,7 @@ def plain(query, key, value, weight_BhK, seen):
     shares = H // HEADS
     key, value, weight = (x.repeat_interleave(shares, 1) for x in (key, value, weight_BhK))
     scores = query @ key.mT * SCALE
-    shown = seen.of_rows(K - ROWS, K, query.device)
-    probabilities = (scores.exp() * weight[:, :, None]).masked_fill(~shown, 0)
+    probabilities = (scores.exp() * weight[:, :, None]).masked_fill(~seen.of_rows(K - ROWS, K, query.device), 0)
     return probabilities @ value / probabilities.sum(-1, keepdim=True)
 
 

@@ -31,9 +31,7 @@ def drawn(seed: int, batch: int, heads: int, length: int, width: int) -> torch.T
 
 def spread_of(key: torch.Tensor):
     batch, heads, rows, _ = key.shape
-    return key_axes.key_spread(
-        key, torch.arange(rows).expand(batch, -1), torch.ones(batch, heads, rows, dtype=torch.bool)
-    )
+    return key_axes.key_spread(key, torch.arange(rows).expand(batch, -1), torch.ones(batch, heads, rows).bool())
 
 
 def turned(key: torch.Tensor, kept: int, length: torch.Tensor | None = None):

@@ -74,8 +74,7 @@ def test_ranked_counts(sizes, seed, share, num_groups, data):
     rank = torch.where(
         routed, rank_candidates(random_scores(seed, *sizes), routed), data.draw(st.sampled_from([-7, 99]))
     )
-    counts = ranked_counts(rank, routed, kept, num_groups)
-    for own, places, some in zip(counts, rank, routed, strict=True):
+    for own, places, some in zip(ranked_counts(rank, routed, kept, num_groups), rank, routed, strict=True):
         expected = slow_ranked(int(some.sum()), kept, num_groups)
         assert own.tolist() == [expected[j] if is_routed else 0 for j, is_routed in zip(places, some, strict=True)]
 

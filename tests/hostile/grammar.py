@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -195,11 +196,6 @@ def parsed_lines(content: bytes, parse: Callable[[bytes], Any] = parsed_json) ->
     return [parse(line) for line in content.split(b"\n") if line.strip()]
 
 
-def marked_lines(content: bytes) -> list[Any]:
-    """Files that were put together may begin each with a mark of its own."""
-    return parsed_lines(content, parsed_marked)
-
-
 class _Loader(yaml.SafeLoader):
     """Refuses what stands twice."""
 
@@ -258,7 +254,8 @@ class Notation(NamedTuple):
 
 
 JSON, MARKED = Notation(parsed_json), Notation(parsed_marked)
-LINES, MARKED_LINES = Notation(parsed_lines, lines), Notation(marked_lines, lines)
+LINES = Notation(parsed_lines, lines)
+MARKED_LINES = Notation(partial(parsed_lines, parse=parsed_marked), lines)  # each of several files may begin with one
 YAML, TEXT = Notation(parsed_yaml, as_yaml, True), Notation(parsed_text)
 CSV, PARQUET = Notation(parsed_csv), Notation(parsed_parquet)
 

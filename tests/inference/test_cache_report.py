@@ -194,8 +194,7 @@ def test_counted_is_allocated(tiny_family, fill, stage, budget):
     assert sum(layer.fill_bytes for layer in cache.layers) == beside
     assert allocated(cache) == measured.payload_bytes == measured.ledger.bytes_of(with_index=False)
     unfilled = replace(opened.plan, layers=[replace(layer, filled=False) for layer in opened.plan.layers])
-    without = measured_ledger(unfilled, batch.regions_BN, shape)
-    assert measured.ledger.bytes_of() - without.bytes_of() == beside
+    assert measured.ledger.bytes_of() - measured_ledger(unfilled, batch.regions_BN, shape).bytes_of() == beside
 
 
 @torch.no_grad()

@@ -88,9 +88,7 @@ def test_a_captured_step_of_a_drawn_cache_is_a_plain_step(cell, captures):
     assert len(captures) == 1
 
 
-@sampled(
-    "cells", SHARING, every=5, ids=lambda cells: "+".join([cells[0]["family"], *(cell["precision"] for cell in cells)])
-)
+@sampled("cells", SHARING, every=5, ids=lambda own: "+".join([own[0]["family"], *(cell["precision"] for cell in own)]))
 def test_rows_of_drawn_caches_are_captured_together(cells, captures):
     share(cells)
     assert len(captures) == 1 + len(cells)

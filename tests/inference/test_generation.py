@@ -170,8 +170,7 @@ def test_a_packed_cache_is_not_for_transformers_own_calls(family):
     inputs, plain, settings = inputs_of(model, "one"), model.backbone.model, settings_of(model)
     out = model.generate(**inputs, **settings, max_new_tokens=3, do_sample=False)
     longer, words = torch.cat([out, out[:, -1:]], 1), "is read and continued by the SubTokenModel that made it, not by"
-    empty = PackedCache(len(model.last.cache.layers))
-    for cache, ids in ((model.last.cache, longer), (empty, inputs["input_ids"])):
+    for cache, ids in ((model.last.cache, longer), (PackedCache(len(model.last.cache.layers)), inputs["input_ids"])):
         refuses(words, plain.generate, input_ids=ids, **{CACHE: cache}, max_new_tokens=2)
         refuses(words, plain, input_ids=ids[:, -1:], **{CACHE: cache})
     assert model.last.cache.get_seq_length() == out.shape[1] - 1  # nothing was appended

@@ -270,10 +270,8 @@ def of_words(kind: str) -> PreTrainedTokenizerFast:
     """A tokenizer that writes no space before the first word, or that joins words with their marks."""
     named = {"special_tokens": ["<unk>"], "show_progress": False}
     if kind == "metaspace":
-        tokenizer, trainer = (
-            Tokenizer(models.Unigram()),
-            trainers.UnigramTrainer(vocab_size=60, unk_token="<unk>", **named),
-        )
+        tokenizer = Tokenizer(models.Unigram())
+        trainer = trainers.UnigramTrainer(vocab_size=60, unk_token="<unk>", **named)
         tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     else:
         tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))

@@ -59,8 +59,7 @@ class Spy(TorchDispatchMode):
 def test_a_decode_step_runs_no_router_and_copies_no_prompt(eviction, new):
     family = text_family(layers=2)
     KV_HEADS[0] = family.shape.num_kv_heads
-    routing = RoutingConfig(num_groups=8, kept_groups=2)
-    backbone = compress(family, routing, name="quest", keep_ratio=0.5).eval()
+    backbone = compress(family, RoutingConfig(num_groups=8, kept_groups=2), name="quest", keep_ratio=0.5).eval()
     batch, cache, calls, routed = text_batch([(600, 30, 0), (500, 20, 0)]), PackedCache(2), [], []
     first = prefill(backbone, batch, cache, Compression(eviction))
     decode(backbone, torch.ones(2, 1, dtype=torch.long), cache)  # the tail's room
@@ -106,9 +105,7 @@ def reads(layers, routed=False, reducer=None, options=None, **compression):
         made.append(PackedCache(layers))
         with host_reads() as found, patch.object(causal_attention, "DEVICES", devices):
             prefill(backbone, prompts, made[-1], Compression(**compression))
-    stored = [
-        [each.data for layer in cache.layers for block in layer.blocks for each in block.payloads] for cache in made
-    ]
+    stored = [[each.data for layer in own.layers for block in layer.blocks for each in block.payloads] for own in made]
     assert stored[0]
     for plain, other in zip(*stored, strict=True):
         torch.testing.assert_close(plain, other)

@@ -80,8 +80,7 @@ CASES = {str(case): case for case in EVERY}
 
 
 def test_every_text_eviction_and_every_wrapper_has_a_case():
-    names = {name for case in CASES.values() for name in notation_names(case.notation)}
-    assert names == {*METHODS, *WRAPPERS}
+    assert {name for case in CASES.values() for name in notation_names(case.notation)} == {*METHODS, *WRAPPERS}
     assert sum(case.calibrated for case in CASES.values()) == 8
 
 

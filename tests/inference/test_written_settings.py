@@ -141,8 +141,7 @@ def test_groups_that_all_tokens_keep_have_no_index(selector, named, layout):
     assert [values.index is not None for values in routed] == [named] * len(routed)
     shape = backbone.family.shape
     measured = measured_ledger(plan, prompts.regions_BN, shape)
-    nominal = nominal_ledger(shape, {"context": 61}, backbone.group_budget)
-    for ledger in (measured, nominal):
+    for ledger in (measured, nominal_ledger(shape, {"context": 61}, backbone.group_budget)):
         assert any(entry.index_bytes for entry in ledger.entries) == named
 
 

@@ -134,8 +134,7 @@ def test_caches_of_unlike_lengths_and_formats_attend_in_one_call(threads, cut, m
         monkeypatch.setattr(native, "SPLIT", cut)
         got = native.native_attention(query, {place + (place > 2): pair for place, pair in enumerate(pairs)}, 0.125)
     for row, (blocks, tail) in zip([0, 1, 2, 4, 5], pairs, strict=True):
-        expected = reference_attention(query[row : row + 1], blocks, tail, 0.125)
-        assert (got[row : row + 1] - expected).abs().max() < 1e-5
+        assert (got[row : row + 1] - reference_attention(query[row : row + 1], blocks, tail, 0.125)).abs().max() < 1e-5
     assert not got[3].any()
 
 
@@ -295,8 +294,7 @@ def compare(state, query_heads: int, tail: int, new: int, seed: int, bound: floa
 )
 def test_packed_attention_is_masked_dense_attention(seed, sets, layout, shape, share, routed, new, earlier, fill):
     kv_heads, query_heads, width, num_groups = shape
-    groups = num_groups if routed else None
-    state = dense(seed, 3, kv_heads, 21, width, groups, share, sets, layout, fill=fill)
+    state = dense(seed, 3, kv_heads, 21, width, num_groups if routed else None, share, sets, layout, fill=fill)
     compare(state, query_heads, earlier + new, new, seed, 1e-5)
 
 

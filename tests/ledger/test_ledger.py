@@ -138,15 +138,9 @@ class Adapted(torch.nn.Module):
 
 
 def adapted_llama() -> LlamaForCausalLM:
-    config = LlamaConfig(
-        hidden_size=SIZE.hidden,
-        intermediate_size=SIZE.intermediate,
-        num_attention_heads=SIZE.num_heads,
-        num_key_value_heads=SIZE.num_kv_heads,
-        num_hidden_layers=LAYERS,
-        vocab_size=SIZE.vocabulary,
-        attn_implementation="eager",
-    )
+    heads = {"num_attention_heads": SIZE.num_heads, "num_key_value_heads": SIZE.num_kv_heads}
+    sizes = {"hidden_size": SIZE.hidden, "intermediate_size": SIZE.intermediate, "vocab_size": SIZE.vocabulary}
+    config = LlamaConfig(**sizes, **heads, num_hidden_layers=LAYERS, attn_implementation="eager")
     model = LlamaForCausalLM(config).requires_grad_(False)
     for layer in model.model.layers:
         layer.self_attn.v_proj = Adapted(layer.self_attn.v_proj)

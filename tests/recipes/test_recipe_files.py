@@ -27,7 +27,6 @@ PATTERN = (
     "<model>_<reducer><keep%>[_s<S>k<K>][_<selector>][_<budget>][_prior][_gated][_<fill>][_best][_lf<L>][_frozen][_merged]"
     "[_anchor|_stage2].yaml"
 )
-BEST = {"selector": "bilinear", "prior": "_prior", "gated": "_gated", "frozen": "_frozen"}
 CONTEXT = ("quest", "compactor", "expected_attention", "kvzip")
 
 
@@ -61,7 +60,7 @@ def recipe(request) -> Recipe:
     assert match, f"{path.name} does not follow {PATTERN}"
     words = match.groupdict()
     if words["best"]:
-        words |= BEST
+        words |= {"selector": "bilinear", "prior": "_prior", "gated": "_gated", "frozen": "_frozen"}
     assert words["model"] in BACKBONES
     cli = RecipeCLI(["--config", str(path)])
     return Recipe(path.stem, words, BACKBONES[words["model"]], cli, recipe_text(path).splitlines())

@@ -21,8 +21,7 @@ def test_every_shipped_recipe_and_grid_is_valid_and_names_its_schema():
     kinds = []
     for name, text in TEXTS.items():
         kinds.append("grid" if is_grid(text) else "recipe")
-        said = [error.message for error in CHECKS[kinds[-1]].iter_errors(parse_yaml(text, name))]
-        assert said == [], name
+        assert [error.message for error in CHECKS[kinds[-1]].iter_errors(parse_yaml(text, name))] == [], name
         folder = "" if recipe_files()[name].parent == RECIPES else "../"
         assert text.splitlines()[1] == f"# yaml-language-server: $schema={folder}{kinds[-1]}.schema.json", name
     assert (kinds.count("grid"), len(kinds) > 300) == (43, True)

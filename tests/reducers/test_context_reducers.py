@@ -104,8 +104,7 @@ def test_neither_question_nor_answer_changes_what_stays(name, pad_left):
     others = replace(batch, input_ids_BN=torch.where(late, (batch.input_ids_BN + 7) % 80 + 5, batch.input_ids_BN))
     first, second = backbone.run(batch).kept, backbone.run(others).kept
     assert all(torch.equal(first[layer] & context, second[layer] & context) for layer in first)
-    kept = [[int((first[layer] & context)[i].sum()) for i in range(2)] for layer in first]
-    assert kept == [[12, 8]] * 3
+    assert [[int((first[layer] & context)[i].sum()) for i in range(2)] for layer in first] == [[12, 8]] * 3
 
 
 @pytest.mark.parametrize("name", ["kvzip", "kvgrad"])

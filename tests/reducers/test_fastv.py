@@ -169,25 +169,22 @@ def test_in_training_the_lora_still_learns_and_stage_2_ranks_without_either(tiny
     frozen = sum("lora_" in name and not trained for name, trained in before.items())
     assert (frozen > 0) == (second is not None)  # stage 1's
     parts.logits(parts.run(batch)).float().pow(2).mean().backward()
-    missing = [name for name, x in parts.named_parameters() if x.requires_grad and x.grad is None]
-    assert missing == []
+    assert [name for name, x in parts.named_parameters() if x.requires_grad and x.grad is None] == []
 
 
-@pytest.mark.parametrize(
-    ("setting", "before", "after"), [("ranking", "adapted", "frozen"), ("merge_dropped", False, True)]
-)
-def test_an_adapter_folder_remembers_it(tmp_path, setting, before, after):
+@pytest.mark.parametrize(("key", "before", "after"), [("ranking", "adapted", "frozen"), ("merge_dropped", False, True)])
+def test_an_adapter_folder_remembers_it(tmp_path, key, before, after):
     folder = write_vlm_adapter(tmp_path / "adapter")
     path = folder / "subtoken_config.json"
     record = json.loads(path.read_text())
-    assert record["reducer"].pop(setting) == before  # folders of schema 4 have none
+    assert record["reducer"].pop(key) == before  # folders of schema 4 have none
     path.write_text(json.dumps({**record, "schema_version": 4}))
-    assert getattr(read_config(folder).reducer, setting) == before
-    record["reducer"][setting] = after
+    assert getattr(read_config(folder).reducer, key) == before
+    record["reducer"][key] = after
     path.write_text(json.dumps(record))
     parts = read_adapter(folder)[1]
-    assert getattr(parts.reducer, setting) == after
-    if setting == "ranking":
+    assert getattr(parts.reducer, key) == after
+    if key == "ranking":
         refuses(r"cannot merge: .*ranking: frozen.*without --merge-lora", check_mergeable, parts)
         path.write_text(json.dumps({**record, "merged": True}))
         refuses("the LoRA is merged, so it cannot rank as frozen", read_config, folder)

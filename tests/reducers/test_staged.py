@@ -10,18 +10,8 @@ from hypothesis import strategies as st
 
 from subtoken_train.evaluation.diagnostics import diagnose
 from subtoken_train.families.family import shapes_digest
-from subtoken_train.reducers import build_reducer
+from subtoken_train.reducers import build_reducer, staged
 from subtoken_train.reducers.base import keep_ranked
-from subtoken_train.reducers.staged import (
-    LISTS,
-    PUBLISHED,
-    PruneSchedules,
-    attention_masses,
-    kept_of,
-    recycled_counts,
-    stage_share,
-    text_raters,
-)
 from subtoken_train.routing import RoutingConfig
 from subtoken_train.types import Identity, Region
 from subtoken_train.view.view import View
@@ -161,7 +151,7 @@ def test_the_papers_counts():
     counts = build_reducer("pyramiddrop", HALF).layer_tokens(576, 32)
     assert counts == [576] * 8 + [288] * 8 + [144] * 8 + [72] * 8
     assert build_reducer("pyramiddrop", HALF, round_up=True).layer_tokens(576, 32) == counts
-    assert stage_share((7, 7, 7, 7), Fraction(15, 32), False) == Fraction(1, 2)
+    assert staged.stage_share((7, 7, 7, 7), Fraction(15, 32), False) == Fraction(1, 2)
     assert build_reducer("pyramiddrop", HALF).kept_words(576, 32) == "288 to 72"
 
 
@@ -196,7 +186,7 @@ def test_golden_block(shared):
     regions = torch.full((len(tensors["attn_weights"]), length), int(Region.QUERY))
     regions[:, :system], regions[:, system : system + visual] = Region.SYSTEM, Region.VISUAL
     view = view_of(regions, tensors["attn_weights"], visual - params["n_delete"], length - 1)
-    self_BN, cross_BN, asks_B = attention_masses(view)
+    self_BN, cross_BN, asks_B = staged.attention_masses(view)
     image = slice(system, system + visual)
     assert asks_B.all()
     near("fitprune", "fitprune: self score", self_BN[0, image], tensors["self_score"], rtol=1e-5)
@@ -208,8 +198,8 @@ def test_golden_block(shared):
 
 def test_golden_tables(shared):
     tensors = load(shared, "fitprune")[1]
-    alike("fitprune", "fitprune: published counts", torch.tensor(PUBLISHED), tensors["delete_scheme_table"][1:])
-    for row in PUBLISHED:
+    alike("fitprune", "fitprune: published counts", torch.tensor(staged.PUBLISHED), tensors["delete_scheme_table"][1:])
+    for row in staged.PUBLISHED:
         held = list(accumulate(row[:-1], lambda left, gone: left - gone, initial=576))
         share = Fraction(sum(held), 32 * 576)
         reducer = build_reducer("fitprune", float(share))
@@ -229,7 +219,7 @@ def test_the_average_is_the_keep_ratio_of_fitprune(ratio):
 def test_layers_are_the_releases(tiny_family, tmp_path, pad_left):
     sharpen(tiny_family)
     own = Identity("made/here", None, "llava", shapes_digest(tiny_family))
-    file = written(tmp_path / "fit.json", "fitprune", PruneSchedules(SHARES), own)
+    file = written(tmp_path / "fit.json", "fitprune", staged.PruneSchedules(SHARES), own)
     backbone = compress(tiny_family, name="fitprune", keep_ratio=0.5, calibration=file)
 
     def score(paid, visual, after, asks):
@@ -248,11 +238,10 @@ test_numbers_of_a_file_are_checked = refusing(
         ([[1, 1.0]], r"rows of falling averages below 1"),
         ([[1, float("nan")]], r"shares\[0\]\[1\] is nan"),
     ],
-    PruneSchedules,
+    staged.PruneSchedules,
 )
 
-
-RELEASED = {1: [(300, 200, 110), (303, 110, 36), (238, 48, 26), (66, 30, 17)], 2: LISTS[2]}
+RELEASED = {1: [(300, 200, 110), (303, 110, 36), (238, 48, 26), (66, 30, 17)], 2: staged.LISTS[2]}
 
 
 def test_golden_raters(shared):
@@ -260,7 +249,7 @@ def test_golden_raters(shared):
     mean = (tensors["visual_hidden"] @ tensors["text_hidden"].mT).softmax(-1).mean(1)
     near("sparsevlm", "sparsevlm: raters", mean, tensors["rater_mean"])
     for visual, text in zip(tensors["visual_hidden"], tensors["text_hidden"], strict=True):
-        assert torch.equal(text_raters(visual, text).nonzero()[:, 0], tensors["text_rater_idx"])
+        assert torch.equal(staged.text_raters(visual, text).nonzero()[:, 0], tensors["text_rater_idx"])
 
 
 def test_golden_scores_and_masks(shared):
@@ -294,12 +283,12 @@ def test_golden_scores_and_masks(shared):
 @pytest.mark.parametrize("version", [1, 2])
 def test_lists_are_the_releases_at_their_own_averages(version):
     """Version 1 holds the recycled tokens too: a tenth of 30 % of what leaves."""
-    for kept, held in zip(RELEASED[version], LISTS[version], strict=True):
+    for kept, held in zip(RELEASED[version], staged.LISTS[version], strict=True):
         before = 576
         for keep, left in zip(kept, held, strict=True):
             dropped = before - keep
             assert left == keep + (0 if version == 2 else int((int(dropped * 0.3) + 1) / 10) + 1)
-            assert version == 2 or kept_of(before, left) == keep
+            assert version == 2 or staged.kept_of(before, left) == keep
             before = left
         average = Fraction(3 * 576 + 4 * held[0] + 9 * held[1] + 16 * held[2], 32 * 576)
         tokens = build_reducer("sparsevlm", average, version=version).layer_tokens(576, 32)
@@ -322,9 +311,10 @@ def test_shares_fall_and_average_to_the_keep_ratio(depth, part, version, tokens)
 @given(st.integers(1, 700), st.integers(1, 700))
 def test_what_stays_and_what_is_recycled_make_the_count(tokens, left):
     left = min(tokens, left)
-    kept = kept_of(tokens, left)
+    kept = staged.kept_of(tokens, left)
     assert 1 <= kept <= left
-    assert kept + recycled_counts(tokens - kept)[1] == left or kept == left < 1 + recycled_counts(tokens - 1)[1]
+    recycled = staged.recycled_counts
+    assert kept + recycled(tokens - kept)[1] == left or kept == left < 1 + recycled(tokens - 1)[1]
 
 
 def rated(family, layer, hidden, position, raters, visual, version, heads):
@@ -388,9 +378,7 @@ def by_the_release(family, batch, reducer):
             hidden = hidden.index_copy(0, torch.tensor([again[centre] for centre in centres]), torch.stack(means))
         keep = [i for i in range(len(rows)) if i in stays or regions[rows[i]] != Region.VISUAL]
         hidden, rows = hidden[keep], [rows[i] for i in keep]
-        places = (
-            [places[i] for i in keep] if reducer.version == 2 else list(range(len(regions) - len(keep), len(regions)))
-        )
+        places = [places[i] for i in keep] if reducer.version == 2 else [*range(len(regions) - len(keep), len(regions))]
     return stages, hidden
 
 
@@ -450,6 +438,6 @@ def test_gradients_reach_recycled_rows_and_routers_above_the_first_cut(tiny_fami
     touched = below[0].grad[0].abs().sum(-1) > 0
     stays = torch.isin(torch.arange(75), result.spans[1][2].index_BM[0])
     assert touched[stays].all()
-    kept = kept_of(64, int((stays[2:66]).sum()))
-    assert int(touched[~stays].sum()) == recycled_counts(64 - kept)[0] - recycled_counts(64 - kept)[1]
+    kept = staged.kept_of(64, int((stays[2:66]).sum()))
+    assert int(touched[~stays].sum()) == staged.recycled_counts(64 - kept)[0] - staged.recycled_counts(64 - kept)[1]
     assert [all(p.grad is not None for p in it.parameters()) for it in backbone.bank.selectors] == [False] + [True] * 3

@@ -12,14 +12,7 @@ from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.towers import class_attention
 from subtoken_train.inference.pool import load_backbone
 from subtoken_train.reducers import build_reducer
-from subtoken_train.reducers.tower import (
-    chosen_count,
-    chosen_tokens,
-    merged_tokens,
-    outliers,
-    principal_tokens,
-    spread_step,
-)
+from subtoken_train.reducers import tower as rules
 from subtoken_train.types import Region, VisualStates
 from tests.support import truth_cells
 from tests.support.golden_cases import near
@@ -110,7 +103,7 @@ def test_prunesid_takes_of_every_component_what_the_loops_take(tokens, part, cla
     """As many as asked for, each once; ties of the attention go to the lower index."""
     rows, received = random_scores(seed, tokens, 12) + 0.5, random_scores(seed + 1, 1, tokens, levels=levels)[0]
     kept = max(1, round(part * tokens))
-    found = principal_tokens(rows, received, kept, classes).tolist()
+    found = rules.principal_tokens(rows, received, kept, classes).tolist()
     assert len(set(found)) == len(found) == kept - classes
     assert found == by_components(rows, received, kept, classes)
 
@@ -118,13 +111,13 @@ def test_prunesid_takes_of_every_component_what_the_loops_take(tokens, part, cla
 def test_alike_tokens_are_one_component_what_is_no_number_goes_last_and_a_read_row_first():
     alike, received = torch.ones(9, 12, dtype=torch.bfloat16), random_scores(3, 1, 9)[0]
     order = received.argsort(descending=True, stable=True).tolist()
-    assert principal_tokens(alike, received, 5, 0).tolist() == order[:5]
+    assert rules.principal_tokens(alike, received, 5, 0).tolist() == order[:5]
     rows = random_scores(0, 20, 12, dtype=torch.bfloat16)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        halves = principal_tokens(rows, random_scores(1, 1, 20)[0], 8, 0).tolist()
+        halves = rules.principal_tokens(rows, random_scores(1, 1, 20)[0], 8, 0).tolist()
     assert halves == by_components(rows.float(), random_scores(1, 1, 20)[0], 8, 0)
     rows[4] = torch.nan
-    assert len(principal_tokens(rows, random_scores(1, 1, 20)[0], 8, 0)) == 8
+    assert len(rules.principal_tokens(rows, random_scores(1, 1, 20)[0], 8, 0)) == 8
     states, reducer = states_of(9, keys=[random_scores(5, 9, 3)]), build_reducer("prunesid", 0.34)
     for place in range(9):
         read = torch.arange(9) == place
@@ -205,7 +198,7 @@ def test_golden_attention_and_share_of_outliers(golden):
     tensors, images = golden
     for states, expected in zip(images, tensors["cls_attention"], strict=True):
         near("prumerge", "prumerge: attention", states.received[0], expected)
-    found = sum(outliers(states.received[0]) for states in images) / sum(len(states.received[0]) for states in images)
+    found = sum(rules.outliers(each.received[0]) for each in images) / sum(len(each.received[0]) for each in images)
     assert found == pytest.approx(float(tensors["outlier_ratio"]))
 
 
@@ -213,8 +206,7 @@ def test_golden_attention_and_share_of_outliers(golden):
 def test_golden_tokens(golden, adaptive):
     """The release's fixed mode keeps int(N / 8) and the extra token."""
     tensors, images = golden
-    expected = tensors["tokens_out_adaptive" if adaptive else "tokens_out_fixed_1_8"]
-    for states, out in zip(images, expected, strict=True):
+    for states, out in zip(images, tensors["tokens_out_adaptive" if adaptive else "tokens_out_fixed_1_8"], strict=True):
         ratio = 1.0 if adaptive else (int(len(states.tokens[0]) / 8) + 1.5) / len(states.tokens[0])
         ours = build_reducer("prumerge", ratio, adaptive=adaptive).merge(states, unread(states)).tokens[0]
         near("prumerge", f"prumerge: tokens {'adaptive' if adaptive else 'fixed'}", ours, out, atol=1e-5)
@@ -224,8 +216,8 @@ def test_golden_tokens(golden, adaptive):
 @settings(max_examples=40, deadline=None)
 def test_merging_equals_a_plain_loop(tokens, count, seed):
     states = image_of(tokens, seed)
-    chosen = chosen_tokens(states.received[0], min(count, tokens), None)
-    merged = merged_tokens(states.tokens[0], states.received[0], states.keys[0], chosen)
+    chosen = rules.chosen_tokens(states.received[0], min(count, tokens), None)
+    merged = rules.merged_tokens(states.tokens[0], states.received[0], states.keys[0], chosen)
     torch.testing.assert_close(merged, by_loop(states, chosen.tolist()), rtol=1e-4, atol=1e-5)
 
 
@@ -233,9 +225,9 @@ def test_merging_equals_a_plain_loop(tokens, count, seed):
 @pytest.mark.parametrize("peaks", [1, 3, 7, 14])
 def test_plus_adds_the_releases_spread_tokens(tokens, peaks):
     states = image_of(tokens, peaks=peaks)
-    share = outliers(states.received[0]) / tokens
+    share = rules.outliers(states.received[0]) / tokens
     chosen = plus_by_loop(states.received[0], share)
-    assert chosen_tokens(states.received[0], int(tokens * share), spread_step(share)).tolist() == chosen
+    assert rules.chosen_tokens(states.received[0], int(tokens * share), rules.spread_step(share)).tolist() == chosen
     merged = build_reducer("prumerge", 1.0, plus=True, adaptive=True).merge(states, unread(states)).tokens[0]
     assert len(merged) == len(chosen) + 1
     if tokens < 100:
@@ -246,15 +238,15 @@ def test_plus_adds_the_releases_spread_tokens(tokens, peaks):
 @settings(max_examples=60, deadline=None)
 def test_plus_at_a_fixed_count_is_exact_and_takes_the_most_outliers_that_fit(tokens, part, seed):
     received, count = random_scores(seed, 1, tokens, levels=7)[0], int(part * tokens)
-    chosen = chosen_count(received, count).tolist()
+    chosen = rules.chosen_count(received, count).tolist()
     assert len(chosen) == len(set(chosen)) == count
     fitting = [
         released
         for best in range(1, count + 1)
-        if len(released := chosen_tokens(received, best, spread_step(best / tokens)).tolist()) <= count
+        if len(released := rules.chosen_tokens(received, best, rules.spread_step(best / tokens)).tolist()) <= count
     ]
     start = fitting[-1] if fitting else []
-    order = chosen_tokens(received, tokens, None).tolist()
+    order = rules.chosen_tokens(received, tokens, None).tolist()
     assert chosen == start + [place for place in order if place not in start][: count - len(start)]
 
 
@@ -298,7 +290,7 @@ def test_nothing_is_merged_into_newlines(plus, ratio):
     if not whole:
         alone = VisualStates([tokens[patch]], None, [received[patch]], [keys[patch]])
         chosen = reducer._chosen(received[patch], count - 1)
-        assert torch.equal(merged.tokens[0], merged_tokens(alone.tokens[0], received[patch], keys[patch], chosen))
+        assert torch.equal(merged.tokens[0], rules.merged_tokens(alone.tokens[0], received[patch], keys[patch], chosen))
 
 
 @pytest.mark.parametrize("feature_layer", [-1, -2])

@@ -28,10 +28,8 @@ REDUCERS = {"fastv": {"stage": "embeds"}, "fastv, cut late": {"stage": "decoder"
 
 def with_other_tokens(batch, region):
     """The same batch with every token of ``region`` replaced by another word."""
-    other = copy.copy(batch)
-    other.input_ids_BN = torch.where(
-        batch.regions_BN == region, (batch.input_ids_BN + 17) % 50 + 10, batch.input_ids_BN
-    )
+    other, ids = copy.copy(batch), batch.input_ids_BN
+    other.input_ids_BN = torch.where(batch.regions_BN == region, (ids + 17) % 50 + 10, ids)
     return other
 
 
@@ -125,8 +123,7 @@ def test_hooks_are_inactive_outside_the_block(tiny_family):
     for layer, selector in enumerate(backbone.bank.selectors):
         selector.register_forward_hook(lambda *_, layer=layer: calls.append(layer))
     hidden = tiny_family.embed(batch)
-    visible = batch.regions_BN != Region.PADDING
-    tiny_family.run_layers(hidden, visible, tiny_family.positions(batch))
+    tiny_family.run_layers(hidden, batch.regions_BN != Region.PADDING, tiny_family.positions(batch))
     assert calls == []
     cache = DynamicCache(config=tiny_family.decoder.config)
     backbone.run(batch, cache=cache)
@@ -162,8 +159,7 @@ def test_query_tokens_matter_only_to_conditioned_routers(tiny_family, selector, 
     torch.manual_seed(1)
     backbone = compress(tiny_family, RoutingConfig(selector=selector, query_conditioned=query_conditioned))
     before = masks_of(backbone, batch)
-    after = masks_of(backbone, with_other_tokens(batch, Region.QUERY))
-    assert torch.equal(before, after) != query_conditioned
+    assert torch.equal(before, masks_of(backbone, with_other_tokens(batch, Region.QUERY))) != query_conditioned
     assert torch.equal(before, masks_of(backbone, with_other_tokens(batch, Region.ANSWER)))
 
 

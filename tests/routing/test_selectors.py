@@ -75,8 +75,7 @@ def test_initialisation(name):
 def test_equals_the_formula(name):
     selector, view = build(name, query_conditioned=True), look()
     rows = torch.cat([view.hidden_BND, view.query_summary_BD[:, None].expand(-1, 12, -1)], -1)
-    joined = torch.cat([selector.token.weight, selector.query.weight], 1)
-    expected = F.linear(rows, joined, selector.token.bias)
+    expected = F.linear(rows, torch.cat([selector.token.weight, selector.query.weight], 1), selector.token.bias)
     if name == "mlp":
         expected = selector.out(F.gelu(expected))
     assert torch.allclose(selector(view), expected, atol=1e-5)

@@ -107,9 +107,7 @@ def test_it_is_whole_and_asks_nobody(site):
     options = {name for command in COMMANDS for name in re.findall(r"(?<![\w-])--[a-z][a-z-]+", command_help(command))}
     assert len(options) > 80
     assert [name for name in sorted(options) if name not in searched] == []
-    recipe, grid = (
-        set(keys(json.loads((ROOT / f"recipes/{of}.schema.json").read_text()))) for of in ("recipe", "grid")
-    )
+    recipe, grid = (set(keys(json.loads((ROOT / f"recipes/{x}.schema.json").read_text()))) for x in ("recipe", "grid"))
     assert len(recipe) > 200
     assert [name for name in sorted(recipe | grid) if name not in searched] == []
 

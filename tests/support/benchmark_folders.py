@@ -206,18 +206,15 @@ def reference_prompts(shared: Path, task: str, **options: Any) -> tuple[list[dic
     return [case["doc"] for case in cases], [f"<image>\n{case['prompt']}" for case in cases]
 
 
-def real_lines(shared: Path, *parts: str) -> list[dict[str, Any]]:
-    path = shared.joinpath("realdata", *parts)
+def real_lines(shared: Path, *parts: str, room: str = "realdata") -> list[dict[str, Any]]:
+    path = shared.joinpath(room, *parts)
     if not path.is_file():
         pytest.skip(f"reference material ({'/'.join(parts)}) is absent")
     return list(_lines(path))
 
 
 def real_answers(shared: Path, name: str) -> list[dict[str, Any]]:
-    path = shared / "golden_eval" / "real_llava15" / f"{name}.jsonl"
-    if not path.is_file():
-        pytest.skip(f"reference material (real_llava15/{name}) is absent")
-    return list(_lines(path))
+    return real_lines(shared, "real_llava15", f"{name}.jsonl", room="golden_eval")
 
 
 def expected_scores(shared: Path, name: str) -> dict[str, Any]:

@@ -109,10 +109,8 @@ class StepCell:
         with pytest.MonkeyPatch.context() as patch:
             if self.layers is not None or self.device != "cpu":
                 patch.setattr(truth_cells.models, "family_of", self._family)
-            backbone, batch = (
-                backbone_of(cell).to(self.device),
-                on_device(truth_cells.batch_of(cell), torch.device(self.device)),
-            )
+            backbone = backbone_of(cell).to(self.device)
+            batch = on_device(truth_cells.batch_of(cell), torch.device(self.device))
             compression = Compression(**{**vars(compression_of(cell)), **self.compression})
             first, cache = opened(backbone, batch, compression, cell["protocol"])
         return backbone, cache, first.logits_BV.argmax(-1)[:, None]

@@ -70,8 +70,7 @@ class Dense:
     def layer(self) -> PackedLayer:
         layer = PackedLayer()
         fill_BV = None if self.fill is None else self.fill.vectors_Bhd.to(self.value.dtype).flatten(1)
-        plan = layer_plan(self.keep, self.groups)
-        blocks = pack_layer(self.key, self.read, plan, self.packing, fill_BV=fill_BV)
+        blocks = pack_layer(self.key, self.read, layer_plan(self.keep, self.groups), self.packing, fill_BV=fill_BV)
         layer.store_prompt(blocks, self.key.shape[2], self.key, self.fill)
         return layer
 

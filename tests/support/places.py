@@ -38,8 +38,7 @@ def run_recipes() -> list[Path]:
 
 def shown(page: Path, name: str) -> str:
     """Return what stands on a page between the marks ``NAME:start`` and ``NAME:end``."""
-    text = page.read_text(encoding="utf-8")
-    return text.split(f"<!-- {name}:start -->\n")[1].split(f"\n<!-- {name}:end -->")[0]
+    return page.read_text(encoding="utf-8").split(f"<!-- {name}:start -->\n")[1].split(f"\n<!-- {name}:end -->")[0]
 
 
 def real_folder(name: str) -> Path:

@@ -119,9 +119,7 @@ def deep_rows(
     number, shown = visual.cumsum(0) - 1, visual[places_N]
     places = places_N[shown]
     who = [place[None] if joins_N is None else (joins_N == place).nonzero()[:, 0] for place in places]
-    return shown, [
-        torch.stack([features[number[joined]].mean(0) for joined in who]) for features in made.deepstack_features
-    ]
+    return shown, [torch.stack([deep[number[joined]].mean(0) for joined in who]) for deep in made.deepstack_features]
 
 
 def deep_inputs(deep: tuple[Tensor, list[Tensor]] | None, hidden_1ND: Tensor) -> dict[str, object]:
@@ -228,7 +226,9 @@ class Rounding:
     """Rounds vectors."""
 
     def __init__(self) -> None:
-        self.edge, self.ties, self.told = math.inf, 0, frozenset[int]()
+        self.edge = math.inf  # how near any number was to the edge of two, of codes or of fp16's scales
+        self.ties = 0  # numbers nearer than ``EDGE``
+        self.told = frozenset[int]()  # those of the ties that go to the other side
 
     def _over(self, apart: Tensor) -> Tensor:
         """Whether numbers that are ``apart`` from the edge of two go to the other side."""
@@ -251,8 +251,7 @@ class Rounding:
         if bits == 8:
             return self.nearest(vector / scale, E4M3) * scale
         blocks = (vector / scale).split(16)
-        shared = [self.nearest(block.abs().max() / 6, E4M3) for block in blocks]
-        pairs = zip(blocks, shared, strict=True)
+        pairs = zip(blocks, [self.nearest(block.abs().max() / 6, E4M3) for block in blocks], strict=True)
         return torch.cat([self.nearest(block / own.clamp(min=LEAST), E2M1) * own for block, own in pairs]) * scale
 
     def by_block(self, numbers: Tensor, bits: int) -> Tensor:

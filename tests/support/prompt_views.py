@@ -51,8 +51,7 @@ class DenseView(View):
 
     def blocks(self, rows_BN, keys_BN=None, among=None):
         order = rows_BN.int().sort(dim=-1, descending=True, stable=True).indices
-        index = order.masked_fill(~rows_BN.gather(1, order), -1)
-        for part in index.split(5, dim=1):
+        for part in order.masked_fill(~rows_BN.gather(1, order), -1).split(5, dim=1):
             yield part, self.rows(part, keys_BN)
 
     def received(self, rows_BN, keys_BN=None, weight_BN=None, among=None):
@@ -98,8 +97,7 @@ def layer_views(prompts, needs, pad="none", seed=0, dropped=(), dtype=torch.floa
                 drawn = torch.randn(tensor.shape[1], len(codes), WIDTH, generator=generator) * 1.5
                 tensor[i, :, span] = drawn.to(dtype)
             real[i, span] = True
-            share = dict(dropped).get(layer, 0.0)
-            lost = torch.rand(len(codes), generator=generator) < share
+            lost = torch.rand(len(codes), generator=generator) < dict(dropped).get(layer, 0.0)
             regions[i, span] = torch.where((torch.tensor(codes) == V) & lost, 0, torch.tensor(codes))
             if inputs is not None:
                 inputs[i, span] = torch.randn(len(codes), MODEL, generator=generator).to(dtype)

@@ -268,8 +268,7 @@ def _for_later(
     if layer.merge != "none" or bool((layer.keys_hNd != 1).any()):
         plain, key, routed = (key[0, :, :count], routed[0, :, :count]), key.clone(), routed.clone()
         if layer.merge != "none":
-            merged = merged_by_loop(layer.merge, *plain, layer.entries_hN, entries_N)
-            key[0, :, :count], routed[0, :, :count] = merged
+            key[0, :, :count], routed[0, :, :count] = merged_by_loop(layer.merge, *plain, layer.entries_hN, entries_N)
             there = (layer.factor_hNd != 0).to(value.dtype)
             routed[:, :, :count] *= there
             routed[:, :, :count] += layer.fill.under(value, there)
@@ -353,6 +352,5 @@ def recompute(backbone: CompressedBackbone, sample: SampleTruth, tokens_T: Tenso
         _active.pop()
         PLACES.pop()
         FREQUENCIES.pop()
-    asked = out.last_hidden_state[0, sample.position.shape[-1] - 1 :]
-    logits = family.model.get_output_embeddings()(asked)
+    logits = family.model.get_output_embeddings()(out.last_hidden_state[0, sample.position.shape[-1] - 1 :])
     return logits * getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)

@@ -107,15 +107,13 @@ def write_subtasks(folder: Path, arm: ArmFacts, task: str, key: str, right: dict
     SampleWriter(place).append(made)
 
 
-def record(
-    i: int, prediction: str, share: float, overhead: int = 0, new_tokens: int = 3, index: int = 0
-) -> SampleRecord:
+def record(i: int, said: str, share: float, overhead: int = 0, new_tokens: int = 3, index: int = 0) -> SampleRecord:
     """Sixteen visual tokens of 1,000 bytes in two layers, and 8,000 bytes of text."""
     kept = max(1, round(16 * share))
     region = round(32_000 * share) + overhead
     return SampleRecord(
         id=str(i), kind=KINDS[i % 2], prompt_sha256=prompt_digest(f"<image>\nIs it {i}?"), reference={"answer": "yes"},
-        prediction=prediction,
+        prediction=said,
         score=0.123,  # stale on purpose: reports score again
         kv_bytes=8_000 + region, dense_kv_bytes=40_000, region_bytes=region, region_dense_bytes=32_000,
         index_bytes=index, entries_before=32, entries_after=2 * kept, values_after=2.0 * kept, new_tokens=new_tokens,

@@ -36,11 +36,10 @@ def _rope(kind: str, theta: float = 10000.0, **more: float) -> dict[str, object]
 
 SCALED = _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
 """Llama 3.1's rotary frequencies, with a model's as wide as these: some are kept, some are scaled, some in between."""
-KINDS_OF_LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
 BASES = {"sliding_attention": _rope("default", 100.0), "full_attention": _rope("linear", factor=4.0)}
 STRETCHED = _rope("yarn", factor=4.0, original_max_position_embeddings=16, llama_4_scaling_beta=0.1)
 """Ministral 3's, whose queries grow with every 16 positions."""
-SLIDING = {"sliding_window": WINDOW, "layer_types": KINDS_OF_LAYERS}
+SLIDING = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 HALF_TURNED = _rope("default", partial_rotary_factor=0.5)
 OWN = {
     "qwen3": {"hidden_size": 48}, "llama31": {"rope_parameters": SCALED}, "mistral_window": {"sliding_window": WINDOW},
@@ -160,8 +159,7 @@ def _add_tensor(writer: Any, gguf: Any, name: str, weight: np.ndarray, config: A
         layer, module = parts[2], ".".join(parts[3:-1])
         heads = {"self_attn.q_proj": config.num_attention_heads, "self_attn.k_proj": config.num_key_value_heads}
         if module in heads:  # llama.cpp turns neighbouring channels, transformers halves of a head
-            turned = weight.reshape(heads[module], 2, -1, weight.shape[1]).swapaxes(1, 2)
-            weight = turned.reshape(weight.shape)
+            weight = weight.reshape(heads[module], 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
         name = f"blk.{layer}.{_NAMES[module]}.weight"
     else:
         name = "token_embd.weight" if "embed" in name else "output_norm.weight"

@@ -299,13 +299,9 @@ def batch_of(cell: Cell) -> Batch:
     )
 
 
-EXACT, TOLD, TIMES = 1e-4, 6, 2.0
-"""Bounds.
-
-``EXACT``: of a logit, in fp32 and in formats that round, which the truth rounds as they do. ``TOLD``: so many of a
-sample's ties (``plain_parts.EDGE``), which the last bits of fp32 decide, the truth may be told how they fell.
-``TIMES``: a packed bfloat16 model may be so many times as far from the truth in fp32 as eager attention is.
-"""
+EXACT = 1e-4  # of a logit, in fp32 and in formats that round, which the truth rounds as they do
+TOLD = 6  # of a sample's ties (``plain_parts.EDGE``), decided by fp32's last bits, the truth may be told how they fell
+TIMES = 2.0  # as far from the truth in fp32 as eager attention is, a packed bfloat16 model may be
 
 
 @dataclass(frozen=True)
@@ -372,12 +368,8 @@ def _settled(backbone: CompressedBackbone, truth: SampleTruth, tokens: Tensor, l
 def _apart(got: Decoded, expected: Tensor) -> Difference:
     logits = got.logits_BTV.float()
     told = [sum(len(each.storage.rounding.told) for each in t.layers if each.storage is not None) for t in got.truths]
-    return Difference(
-        largest=float((logits - expected).abs().max()),
-        relative=_relative(logits, expected),
-        same_tokens=torch.equal(expected.argmax(-1), got.tokens_BT),
-        told=max(told),
-    )
+    largest, same_tokens = float((logits - expected).abs().max()), torch.equal(expected.argmax(-1), got.tokens_BT)
+    return Difference(largest, _relative(logits, expected), same_tokens, told=max(told))
 
 
 def _relative(logits: Tensor, expected: Tensor) -> float:

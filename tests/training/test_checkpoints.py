@@ -11,16 +11,9 @@ import torch
 
 from subtoken_train.cli.recipe import RecipeCLI
 from subtoken_train.training import checkpoints
+from subtoken_train.training import trained_tensors as stored
 from subtoken_train.training.module import is_sharded
 from subtoken_train.training.run_folder import RunMarker
-from subtoken_train.training.trained_tensors import (
-    adapter_tensors,
-    check_resumable,
-    finished_parts,
-    read_state,
-    shapes_of,
-    trained_tensors,
-)
 from tests.support.refusals import refuses
 from tests.support.run_folders import Canary, put
 
@@ -51,11 +44,8 @@ def test_what_is_not_whole_is_ignored_and_named(tmp_path):
     (tmp_path / "step-x").mkdir()
     (tmp_path / "last.ckpt").write_text("")
     assert checkpoints.newest_complete(tmp_path) == tmp_path / "step-1"
-    assert [folder.name for folder in checkpoints.incomplete(tmp_path)] == [
-        "step-2",
-        "step-3.partial",
-        "step-4.partial",
-    ]
+    found = [folder.name for folder in checkpoints.incomplete(tmp_path)]
+    assert found == ["step-2", "step-3.partial", "step-4.partial"]
     for name in ("step-2", "step-4.partial", "absent"):
         refuses("not a complete checkpoint", checkpoints.state_path, tmp_path / name)
 
@@ -129,14 +119,14 @@ def checkpoint(tmp_path):
 
 
 def unfit(checkpoint, words, here=SHAPES, **run):
-    said = refuses(words, check_resumable, checkpoint, trainer(**run), here)
+    said = refuses(words, stored.check_resumable, checkpoint, trainer(**run), here)
     assert said.isprintable()
     assert len(said) < 500
 
 
 @pytest.mark.parametrize("there", ["SingleDeviceStrategy", "DDPStrategy"])
 def test_strategies_that_read_each_other(tmp_path, there):
-    check_resumable(resumable(tmp_path, there), trainer("DDPStrategy"), SHAPES)
+    stored.check_resumable(resumable(tmp_path, there), trainer("DDPStrategy"), SHAPES)
 
 
 def test_what_does_not_fit(tmp_path, checkpoint):
@@ -174,7 +164,7 @@ def test_every_cut_and_every_flipped_bit_is_found(checkpoint):
         unfit(checkpoint, "state.ckpt cannot be read as a checkpoint: .*; remove ")
         path.write_bytes(content[:place] + bytes([content[place] ^ 0x10]) + content[place + 1 :])
         try:
-            found = read_state(path, resumes=True)
+            found = stored.read_state(path, resumes=True)
         except ValueError:
             continue
         assert torch.equal(found["state_dict"]["a"], torch.ones(4, 4))  # a bit that says nothing (padding, a date)
@@ -205,7 +195,7 @@ def test_code_in_a_state_is_not_run(checkpoint, tmp_path):
     for content in (saved(state(more=Canary(tmp_path / "ran"))), pickle.dumps(Canary(tmp_path / "ran"))):
         (checkpoint / "state.ckpt").write_bytes(content)
         unfit(checkpoint, "cannot be read as a checkpoint")
-        refuses("cannot be read as a checkpoint", lambda: trained_tensors(checkpoint / "state.ckpt"))
+        refuses("cannot be read as a checkpoint", lambda: stored.trained_tensors(checkpoint / "state.ckpt"))
     assert not (tmp_path / "ran").exists()
 
 
@@ -242,15 +232,15 @@ def test_what_is_no_checkpoint(tmp_path):
         (".", "not a complete DeepSpeed checkpoint"),
         ("empty.ckpt", "tensor a is empty"),
     ):
-        refuses(words, trained_tensors, tmp_path / name)
+        refuses(words, stored.trained_tensors, tmp_path / name)
 
 
 def test_a_gathered_adapter_is_written_without_the_backbones_weights(tiny_run):
     module = RecipeCLI(tiny_run()[1:]).model
     assert not is_sharded(module.parts)
-    assert finished_parts(module) == (module.parts, module.peft_model)
-    module.gathered = adapter_tensors(module.parts)
-    parts, _ = finished_parts(module)
+    assert stored.finished_parts(module) == (module.parts, module.peft_model)
+    module.gathered = stored.adapter_tensors(module.parts)
+    parts, _ = stored.finished_parts(module)
     for name, tensor in parts.named_parameters():
         assert tensor.is_meta == (name not in module.gathered)
         assert tensor.is_meta or torch.equal(tensor, module.gathered[name])
@@ -260,4 +250,4 @@ def test_a_gathered_adapter_is_written_without_the_backbones_weights(tiny_run):
 def test_whole_shapes_stay_where_zero_3_leaves_an_empty_tensor():
     split = torch.zeros(0)
     split.ds_shape = torch.Size([3])
-    assert shapes_of({"a": torch.zeros(2), "b": split}) == {"a": [2], "b": [3]}
+    assert stored.shapes_of({"a": torch.zeros(2), "b": split}) == {"a": [2], "b": [3]}

@@ -284,9 +284,7 @@ def test_cross_entropy_and_own_losses_take_any_number_of_targets(targets, dtype)
 )
 def test_what_is_no_loss_is_one_message(gives, words):
     view = view_of(torch.randn(3, 9, requires_grad=True))
-    refuses(
-        f"loss 'spoilt' {words}; it must give a finite scalar", lambda: losses.checked_loss(Spoilt(gives=gives), view)
-    )
+    refuses(f"loss 'spoilt' {words}; it must give a finite scalar", losses.checked_loss, Spoilt(gives=gives), view)
 
 
 def test_names_and_settings_are_worded():

@@ -185,11 +185,8 @@ def test_a_broken_marker_is_worded(tmp_path, text):
     run = made_run(tmp_path / "run")
     (run / run_folder.MARKER_FILE).write_text(text)
     for resume in (True, False):
-        refuses(
-            "has schema 9" if "9" in text else run_folder.MARKER_FILE,
-            run_folder.RunFolder(run, replaces=not resume).check,
-            resume,
-        )
+        words = "has schema 9" if "9" in text else run_folder.MARKER_FILE
+        refuses(words, run_folder.RunFolder(run, replaces=not resume).check, resume)
 
 
 def test_the_marker_of_a_run_that_took_anothers_place_is_read(tmp_path):

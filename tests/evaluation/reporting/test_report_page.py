@@ -12,7 +12,6 @@ from subtoken_train.evaluation.reporting.report import make_report
 from subtoken_train.evaluation.reporting.score_tables import PAPER_TASKS
 from tests.support.report_results import answers, clipped_texts, facts, paper_grid, write_run
 
-VOID = {"meta", "link", "img", "br"}
 HOSTILE = "<script>alert(1) & <img src=x onerror=alert(2)>"
 
 
@@ -30,7 +29,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
+        if tag not in {"meta", "link", "img", "br"}:
             self._open.append(tag)
 
     def handle_startendtag(self, tag, attrs):

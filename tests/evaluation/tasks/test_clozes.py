@@ -16,14 +16,13 @@ from tests.support.benchmark_folders import refused
 from tests.support.helpers import compress
 from tests.support.text_families import text_family
 
-MODULES = "argparse calendar difflib doctest optparse pdb statistics tarfile turtle zipfile".split()
 BOTH = pytest.mark.parametrize("name", ["manual_qa", "code_lines"])
 
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
     folder = tmp_path_factory.mktemp("package")
-    for name in MODULES:
+    for name in "argparse calendar difflib doctest optparse pdb statistics tarfile turtle zipfile".split():
         shutil.copy(Path(sysconfig.get_paths()["stdlib"], f"{name}.py"), folder)
     return folder
 

@@ -211,7 +211,6 @@ def test_popes_mistakes(tmp_path, rows, words):
     refused(rf"random\.json, {words}", "pope", tmp_path, category="random")
 
 
-PYTHON = f"<image>\nIs a python code shown in the picture?{SHORT}"
 PAIR = [
     {"question": "Is a python code shown in the picture? Please answer yes or no.", "answer": "Yes"},
     {"question": "Is a c++ code shown in the picture? Please answer yes or no.", "answer": "No"},
@@ -220,7 +219,7 @@ PAIR = [
 
 def test_mmes_parquet_form(tmp_path):
     first, second = build_task("mme", mme_parquet(tmp_path, PAIR)).samples()
-    assert first.prompt == PYTHON
+    assert first.prompt == f"<image>\nIs a python code shown in the picture?{SHORT}"
     assert first.id == "code_reasoning/0020.png: Is a python code shown in the picture?"
     assert first.reference == {"answer": "yes", "category": "code_reasoning", "pair": "code_reasoning/0020.png"}
     assert (second.reference["answer"], second.kind) == ("no", "code_reasoning")
@@ -228,13 +227,8 @@ def test_mmes_parquet_form(tmp_path):
 
 def test_all_real_questions_of_mme(shared, tmp_path):
     rows = real_answers(shared, "mme_llava15_7b")
-    named = [
-        {
-            **{key: row[key] for key in ("question_id", "question", "answer")},
-            "category": row["question_id"].split("/")[0],
-        }
-        for row in rows
-    ]
+    kept = ("question_id", "question", "answer")
+    named = [{**{key: row[key] for key in kept}, "category": row["question_id"].split("/")[0]} for row in rows]
     task = build_task("mme", mme_parquet(tmp_path, named))
     samples = task.samples()
     assert (len(samples), task.expected_rows) == (2350, 2374)
@@ -279,8 +273,7 @@ def test_reference_conversations(shared, tiny_family, mode):
         said = case.get("turns") or [case["user_text"], None]
         turns = [Turn(prompt, answer) for prompt, answer in zip(said[::2], said[1::2], strict=True)]
         chat = llava_chat(mode, "vicuna_v1" if mode == "vicuna_v1" else "none")
-        ends = SimpleNamespace(bos_token="", eos_token="</s>")
-        assert chat.render(turns, "<image>", ends).text == case["prompt"]
+        assert chat.render(turns, "<image>", SimpleNamespace(bos_token="", eos_token="</s>")).text == case["prompt"]
         if mode == "vicuna_v1":
             system, _, rest = case["prompt"].partition("USER:")
             assert system

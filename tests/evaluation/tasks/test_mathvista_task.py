@@ -64,9 +64,8 @@ def test_a_broken_problem(tmp_path, change, message):
 def test_the_hubs_files(tmp_path):
     shown = {"decoded_image": {"bytes": picture(), "path": None}}
     rows = [CHOICE | shown, FLOAT | shown | {"pid": "9"}]
-    features = dict.fromkeys(
-        ("pid", "question", "image", "unit", "answer", "question_type", "answer_type"), Value("string")
-    )
+    texts = "pid question image unit answer question_type answer_type".split()
+    features = dict.fromkeys(texts, Value("string"))
     features |= {"choices": List(Value("string")), "precision": Value("double"), "decoded_image": Image()}
     (tmp_path / "data").mkdir()
     path = tmp_path / "data" / "testmini-00000-of-00001.parquet"
@@ -86,17 +85,15 @@ def test_testmini(shared, tmp_path):
     assert len(samples) == task.rows == task.expected_rows
     assert Counter(sample.kind for sample in samples) == {"multi_choice": 540, "free_form": 460}
     assert all(sample.prompt.count("<image>") == 1 for sample in samples)
-    wrong = [s.id for s in samples if not task.metric().score(s.reference["answer"], s.reference)]
     # their choices are "(c)", "(a)", ...: the original, too, takes "(b)" for the letter of the second one
-    assert wrong == ["168", "849"]
+    assert [s.id for s in samples if not task.metric().score(s.reference["answer"], s.reference)] == ["168", "849"]
 
 
 CHOICES = ["135°", "140°", "145°"]
 
 
 def test_golden(shared):
-    cases = reference_cases(shared, "mathvista")
-    for row in cases:
+    for row in reference_cases(shared, "mathvista"):
         keys = ("extraction", "choices", "question_type", "answer_type", "precision")
         assert normalise(*(row[key] for key in keys)) == row["normalized"], row
 
@@ -135,11 +132,7 @@ def reference(kind, answer, precision=None, choices=None):
 
 def test_accuracy():
     metric = MathVistaAccuracy()
-    references = [
-        reference("integer", "1400"),
-        reference("float", "1.2", precision=1.0),
-        reference("text", "145°", choices=CHOICES),
-        reference("text", "145°", choices=CHOICES),
-    ]
+    angle = reference("text", "145°", choices=CHOICES)
+    references = [reference("integer", "1400"), reference("float", "1.2", precision=1.0), angle, angle]
     metric.update(["It is 1,400.", "1.23", "(C)", ""], references)
     assert metric.compute() == {"accuracy": 0.75}

@@ -60,8 +60,7 @@ def test_a_broken_line_is_named(tmp_path, line, message):
 
 @pytest.mark.parametrize(("rule", "prediction", "answers", "expected"), listed("test_rules"))
 def test_rules(rule, prediction, answers, expected):
-    reference = {"answers": answers, "metric": rule}
-    assert LocalScores.score(prediction, reference) == pytest.approx(expected, abs=1e-9)
+    assert LocalScores.score(prediction, {"answers": answers, "metric": rule}) == pytest.approx(expected, abs=1e-9)
 
 
 STYLES = ("pope", "textvqa", "gqa", "mmbench", "caption")
@@ -113,9 +112,7 @@ def test_options_that_are_refused_when_a_task_is_made(task, options, message):
     refuses(message, build_task, task, **options)
 
 
-@pytest.mark.parametrize(
-    ("name", "option"), [(name, option) for name, task in TASKS.items() for option in task.allowed]
-)
+@pytest.mark.parametrize(("name", "option"), [(name, each) for name, task in TASKS.items() for each in task.allowed])
 def test_a_value_that_an_option_does_not_have(name, option):
     given = {str: "asked", int: -1, tuple: ["asked"]}[type(getattr(TASKS[name](), option))]
     shown = re.escape(repr(given[0] if isinstance(given, list) else given))

@@ -113,9 +113,7 @@ def folder(tmp_path):
 def test_rows_of_a_folder_come_in_order_and_images_are_read_when_opened(folder, tmp_path):
     rows = files.read_split(Birds(source=folder), "test", ["question"], ["image"])
     assert [row.values["question"] for row in rows] == ["shade 1?", "shade None?", "shade 3?"]
-    places = [
-        f"test-0000{shard}-of-00002-0123456789abcdef.parquet, row {row}" for shard, row in ((0, 1), (0, 2), (1, 1))
-    ]
+    places = [f"test-0000{i}-of-00002-0123456789abcdef.parquet, row {row}" for i, row in ((0, 1), (0, 2), (1, 1))]
     assert [row.place.rpartition("/")[2] for row in rows] == places
     assert rows[1].values["image"] is None
     assert rows[2].values["image"].read() == picture(3)

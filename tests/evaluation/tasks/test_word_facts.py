@@ -30,9 +30,8 @@ def test_each_text_states_its_facts_once_and_asks_for_each():
         assert (sample.reference["answers"], name in rest, value in rest) == ([value], True, False)
         assert rest.endswith(f"Answer: {TEMPLATES[kind].begins.format(name=name)}")
         assert 250 < len(sample.prompt[: sample.context_characters].split()) <= 300
-        assert sample.prompt.startswith(
-            samples[place // 6 * 6].prompt[: sample.context_characters]
-        )  # one text, six questions
+        first = samples[place // 6 * 6]  # one text, six questions
+        assert sample.prompt.startswith(first.prompt[: sample.context_characters])
 
 
 def test_a_chat_question_begins_no_answer_and_a_compressed_one_is_context():

@@ -50,14 +50,8 @@ def next_processor() -> transformers.LlavaNextProcessor:
     image_processor = LlavaNextImageProcessorPil(
         size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}, image_grid_pinpoints=RESOLUTIONS
     )
-    return transformers.LlavaNextProcessor(
-        image_processor,
-        build_tokenizer(),
-        patch_size=PATCH,
-        vision_feature_select_strategy="default",
-        image_token="<image>",
-        num_additional_image_tokens=1,
-    )
+    own = {"patch_size": PATCH, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    return transformers.LlavaNextProcessor(image_processor, build_tokenizer(), image_token="<image>", **own)
 
 
 def next_family(kind: str = "mistral", seed: int = 0, kv_heads: int = 2, **settings: object) -> LlavaNextFamily:

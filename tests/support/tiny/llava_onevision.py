@@ -72,14 +72,8 @@ class Theirs(transformers.LlavaOnevisionProcessor):
 
 
 def their_processor(family: LlavaOnevisionFamily) -> transformers.LlavaOnevisionProcessor:
-    return Theirs(
-        image_processor(),
-        family.tokenizer,
-        FrameReader(family),
-        num_image_tokens=WHOLE,
-        vision_feature_select_strategy="full",
-        vision_aspect_ratio="anyres_max_4",
-    )
+    own = {"vision_feature_select_strategy": "full", "vision_aspect_ratio": "anyres_max_4"}
+    return Theirs(image_processor(), family.tokenizer, FrameReader(family), num_image_tokens=WHOLE, **own)
 
 
 def picture(family: Family, generator: torch.Generator, sample: int, image: int, images: int) -> TinyPicture:

@@ -68,8 +68,7 @@ def qwen_family(seed: int = 0, kv_heads: int = 2) -> qwen_vl.Qwen25VLFamily:
     """Qwen2.5-VL; a tower of four blocks, windows of 2 x 2 tokens in all but the second and the last."""
     tokenizer, ids = _made(seed)
     own = {"window_size": 56, "fullatt_block_indexes": [1, 3], "tokens_per_second": 2}
-    text = _text(ids, len(tokenizer), kv_heads, [2, 3, 3])
-    model = _model("Qwen2_5_VL", text, {**BLOCKS, **own}, _names(ids))
+    model = _model("Qwen2_5_VL", _text(ids, len(tokenizer), kv_heads, [2, 3, 3]), {**BLOCKS, **own}, _names(ids))
     return qwen_vl.Qwen25VLFamily(model, qwen_vl.QwenProcessor(Qwen2VLImageProcessorPil(), tokenizer))
 
 
@@ -145,7 +144,6 @@ def qwen_picture(
     return TinyPicture(visual, pixels, grid, [start], [end], seconds if family.name == "qwen2_5_vl" else None)
 
 
-_GLM_MARKS = ("image_start", "image", "image_end", "video_start", "video_end")
 GLM_SPECIAL = (
     *("<|endoftext|>", "<|begin_of_image|>", "<|image|>", "<|end_of_image|>", "<|begin_of_video|>"),
     *("<|end_of_video|>", "[gMASK]", "<sop>", "<|user|>", "<|assistant|>", "/nothink", "<think>", "</think>"),
@@ -156,7 +154,7 @@ def glm_family(seed: int = 0, kv_heads: int = 2, experts: bool = False) -> qwen_
     """Make three layers, channels half turned, a tower of four blocks; experts (four, one shared) but in the first."""
     torch.manual_seed(seed)
     tokenizer = qwen_tokenizer(GLM_SPECIAL, "<|user|>")
-    marks = zip(_GLM_MARKS, GLM_SPECIAL[1:6], strict=True)
+    marks = zip(("image_start", "image", "image_end", "video_start", "video_end"), GLM_SPECIAL[1:6], strict=True)
     ids = {f"{name}_token_id": tokenizer.convert_tokens_to_ids(mark) for name, mark in marks}
     rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}
     own = {"rope_parameters": rope, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}

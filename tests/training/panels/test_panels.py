@@ -116,13 +116,8 @@ def test_throughput_counts_every_micro_batch_since_the_last_reading():
     panel.watch.seconds = lambda: 4.0
     panel.on_train_batch_end(trainer(1), pl, None, None, 0)
     panel.on_train_batch_end(trainer(2), pl, None, None, 1)
-    assert pl.logged == {
-        "tokens_per_s/before": 2 * 8 / 4,
-        "tokens_per_s/after": 2 * 6 / 4,
-        "train/kept_visual_fraction": 2 / 4,
-        "train/kv_fraction": 2 / 4,
-        "learning_rate/lora": 0.5,
-    }
+    speeds = {"tokens_per_s/before": 2 * 8 / 4, "tokens_per_s/after": 2 * 6 / 4, "learning_rate/lora": 0.5}
+    assert pl.logged == speeds | {"train/kept_visual_fraction": 2 / 4, "train/kv_fraction": 2 / 4}
 
 
 def test_routing_panel_counts_the_tokens_that_a_context_reducer_kept():
@@ -133,11 +128,8 @@ def test_routing_panel_counts_the_tokens_that_a_context_reducer_kept():
     pl.last_step = record(state=state, kept={1: torch.tensor([[True, False, True]])}, rows=((2, 2, 2),))
     panel.on_train_batch_end(trainer(2), pl, None, None, 1)
     assert NOTES.step == 1
-    assert NOTES.taken() == {
-        "mask_entropy/layer_1": 0.0,
-        "group_usage_entropy/layer_1": 0.0,
-        "group_usage_max/layer_1": 1.0,
-    }
+    entropies = {"mask_entropy/layer_1": 0.0, "group_usage_entropy/layer_1": 0.0}
+    assert NOTES.taken() == entropies | {"group_usage_max/layer_1": 1.0}
 
 
 def test_trained_panel_takes_a_layers_tensors_together():
@@ -151,13 +143,8 @@ def test_trained_panel_takes_a_layers_tensors_together():
     panel.on_before_optimizer_step(trainer(0), pl, None)
     assert NOTES.taken() == {}
     panel.on_before_optimizer_step(trainer(1), pl, None)
-    assert NOTES.taken() == {
-        "gradient_norm/lora_B/layer_0": 5.0,
-        "gradient_norm/router/layer_1": 12.0,
-        "gradient_norm/total": 13.0,
-        "weight_norm/lora_B/layer_0": 10.0,
-        "weight_norm/router/layer_1": 2.0,
-    }
+    norms = {"gradient_norm/lora_B/layer_0": 5.0, "gradient_norm/router/layer_1": 12.0, "gradient_norm/total": 13.0}
+    assert NOTES.taken() == norms | {"weight_norm/lora_B/layer_0": 10.0, "weight_norm/router/layer_1": 2.0}
 
 
 def test_deepspeed_keeps_its_gradients(caplog):
