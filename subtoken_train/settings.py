@@ -33,11 +33,6 @@ class Setting:
     harness: bool = True
     kind: type = str
 
-    @property
-    def kind_words(self) -> str:
-        """Its type in words: ``a whole number of tokens``."""
-        return f"{KINDS[self.kind]} of {self.unit}" if self.unit else KINDS[self.kind]
-
 
 Words = str | None  # a text that may be left out
 _SAID = {

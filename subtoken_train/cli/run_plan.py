@@ -26,7 +26,7 @@ from subtoken_train.families.backbone_config import is_hub_id
 from subtoken_train.families.images import FP32_BYTES
 from subtoken_train.ledger.flops import PEAKS, UTILISATION, TrainingFlops
 from subtoken_train.ledger.kv_budget import entry_bytes
-from subtoken_train.ledger.ledger import Anchor
+from subtoken_train.ledger.ledger import Anchor, nominal_ledger
 from subtoken_train.training import preflight
 from subtoken_train.training.memory import MemoryEstimate, Step, checkpoint_bytes, estimate_memory, record_rows
 from subtoken_train.training.panels.throughput import flops_of
@@ -328,8 +328,9 @@ def _sum_of(name: str, groups: list[preflight.ParameterGroup]) -> preflight.Para
 
 def budget_lines(parts: CompressedBackbone, prompt: preflight.NominalPrompt) -> Iterator[str]:
     """Yield the ledger by layer and region, its totals, and the token-only arm of equal bytes."""
-    ledger = preflight.prompt_ledger(parts, prompt)
-    entry = entry_bytes(ledger.shape)
+    shape, budget = parts.family.shape, preflight.budget_of(parts)
+    kept = parts.reducer.layer_tokens(prompt.tokens, shape.num_layers)
+    ledger, entry = nominal_ledger(shape, prompt.regions, budget, parts.cut_layer, kept), entry_bytes(shape)
     yield f"{prompt.note}; bytes of one layer, {str(parts.family.model.dtype).removeprefix('torch.')}"
     yield f"{'':<16}{'region':<9}{'tokens':>7}{'kept':>6}{'keys B':>12}{'values B':>12}{'index B':>9}{'KV':>12}"
     for band in preflight.layer_bands(ledger):
@@ -352,7 +353,7 @@ def budget_lines(parts: CompressedBackbone, prompt: preflight.NominalPrompt) -> 
         yield f"matched anchor: {_anchor_words(prompt, partial(preflight.equal_bytes_anchor, parts, prompt))}"
         if parts.cut_layer:  # every token stays below the cut: what that makes of the paper's nominal fraction
             words = _anchor_words(prompt, partial(preflight.nominal_anchor, parts, prompt))
-            yield f"at the nominal {percent(preflight.budget_of(parts).total_kv_fraction)} of all layers: {words}"
+            yield f"at the nominal {percent(budget.total_kv_fraction)} of all layers: {words}"
 
 
 def _anchor_words(prompt: preflight.NominalPrompt, solve: Callable[[], Anchor]) -> str:

@@ -86,10 +86,14 @@ def _encoded(
     if not generation and not any(learnt[:max_length]):
         raise all_masked(len(ids), max_length)
     ids, visual, answer = ids[:max_length], visual[:max_length], answer[:max_length]
+    # the system region ends at the first image (text-only: after the BOS)
+    system_end = visual.index(True) if any(visual) else int(ids[:1] == [family.tokenizer.bos_token_id])
+    others = [Region.SYSTEM] * system_end + [Region.QUERY] * (len(ids) - system_end)
+    marks = zip(visual, answer, others, strict=True)
     return EncodedSample(
         input_ids=ids,
         labels=[token if is_learnt else IGNORE_INDEX for token, is_learnt in zip(ids, learnt, strict=False)],
-        regions=_regions(ids, visual, answer, family.tokenizer.bos_token_id),
+        regions=[int(Region.VISUAL if image else Region.ANSWER if own else other) for image, own, other in marks],
         rank_position=rank_position,
         num_images=len(images),
         record_id=record.id,
@@ -127,14 +131,6 @@ def _expand_images(rendered: RenderedPrompt, texts: list[str]) -> RenderedPrompt
     pieces.append(rendered.text[end:])
     ends = [[place + grown[bisect_right(places, place)] for place in span] for span in rendered.answer_spans]
     return RenderedPrompt("".join(pieces), [(start, stop) for start, stop in ends], marker)
-
-
-def _regions(ids: list[int], visual: list[bool], answer: list[bool], bos_token_id: int | None) -> list[int]:
-    """Return each token's region; the system region ends at the first image (text-only: after the BOS)."""
-    system_end = visual.index(True) if any(visual) else int(ids[:1] == [bos_token_id])
-    others = [Region.SYSTEM] * system_end + [Region.QUERY] * (len(ids) - system_end)
-    marks = zip(visual, answer, others, strict=True)
-    return [int(Region.VISUAL if image else Region.ANSWER if said else other) for image, said, other in marks]
 
 
 class Collator:

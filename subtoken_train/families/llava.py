@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from subtoken_train.families.chat import LLAVA_MODES, llava_chat
 from subtoken_train.families.family import Family, GivenImages
 from subtoken_train.families.images import FP32_BYTES, UNCUT, check_square, mean_colour, pad_to_square, tower_peak
-from subtoken_train.families.tiles import TileLayout, joined_tiles, pictures_per_sample
+from subtoken_train.families.tiles import TileLayout, pictures_per_sample
 from subtoken_train.families.towers import class_attention
 from subtoken_train.types import APACHE, Batch, TowerStatistics, VisualStates
 
@@ -147,7 +147,7 @@ class LlavaNextFamily(LlavaFamily):
         if pixels.dim() == 5:
             if len(pixels) != len(tiles):
                 raise ValueError(f"pixel_values of {len(pixels)} images but image_sizes of {len(tiles)}")
-            pixels = joined_tiles(pixels, tiles)
+            pixels = torch.cat([own[:count] for own, count in zip(pixels, tiles, strict=True)])  # no padding tiles
         layouts = torch.cat([torch.tensor(tiles, device=sizes.device)[:, None], sizes.long()], 1)
         self._check_tiles(pixels, layouts)
         tokens = [self.layout.placeholders(size) for size in sizes.tolist()]

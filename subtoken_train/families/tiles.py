@@ -21,13 +21,8 @@ from subtoken_train.families.family import Family
 from subtoken_train.families.images import FP32_BYTES, UNCUT, tower_peak
 
 
-def joined_tiles(padded_IM3HW: Tensor, tiles: Sequence[int]) -> Tensor:
-    """Return every picture's own tiles, [T, 3, H, W], without padding tiles."""
-    return torch.cat([own[:count] for own, count in zip(padded_IM3HW, tiles, strict=True)])
-
-
 def padded_tiles(tiles_T3HW: Tensor, tiles: Sequence[int]) -> Tensor:
-    """Undo ``joined_tiles``: [I, M, 3, H, W], zeros if a picture has fewer tiles."""
+    """Pad the tiles of every picture to those of the largest: [I, M, 3, H, W], zeros behind its own."""
     return torch.nn.utils.rnn.pad_sequence(list(torch.split(tiles_T3HW, list(tiles))), batch_first=True)
 
 

@@ -15,7 +15,7 @@ from subtoken_train.errors import check_word, refuse
 from subtoken_train.evictions import EVICTIONS, build_eviction, known_names, notation_names
 from subtoken_train.families.backbone_config import DTYPES
 from subtoken_train.reducers import REDUCERS, build_reducer
-from subtoken_train.settings import ARM_SETTINGS, FORMAT_NAMES, ArmSettings, check_written_keep
+from subtoken_train.settings import ARM_SETTINGS, FORMAT_NAMES, KINDS, ArmSettings, check_written_keep
 from subtoken_train.types import Protocol
 
 if TYPE_CHECKING:  # an arm is read without torch
@@ -47,8 +47,8 @@ class ArmSpec(ArmSettings):
             value, kinds = getattr(self, name), (int, float) if setting.kind is float else (setting.kind,)
             fits = isinstance(value, Mapping) if setting.kind is dict else type(value) in kinds and value != ""
             if not fits and name not in _CHECKED_ELSEWHERE and (value is not None or name in _ALWAYS):
-                place = " of an arm" if keyed else ""
-                raise ValueError(f"{say(name)}{place} must be {setting.kind_words}; got {value!r}")
+                place, unit = " of an arm" if keyed else "", f" of {setting.unit}" if setting.unit else ""
+                raise ValueError(f"{say(name)}{place} must be {KINDS[setting.kind]}{unit}; got {value!r}")
         if self.name is not None:
             check_file_name(self.name, "name of an arm")
         seed, named = self.seed, set(DRAWING) & {self.selector}

@@ -21,7 +21,7 @@ from subtoken_train.families.family import Family
 from subtoken_train.families.load import layout_family, with_processor
 from subtoken_train.functional.objective import answer_loss
 from subtoken_train.ledger.kv_budget import KVBudget
-from subtoken_train.ledger.ledger import Anchor, Entry, Ledger, nominal_ledger, solve_anchor, staged_anchor
+from subtoken_train.ledger.ledger import Anchor, Entry, Ledger, solve_anchor, staged_anchor
 from subtoken_train.reducers.base import Reducer, matched_reducer
 from subtoken_train.training.module import SubTokenModule
 from subtoken_train.types import Batch
@@ -94,12 +94,6 @@ class LayerBand(NamedTuple):
     first: int
     last: int
     rows: tuple[Entry, ...]
-
-
-def prompt_ledger(parts: CompressedBackbone, prompt: NominalPrompt) -> Ledger:
-    """Return the nominal cache of a prompt."""
-    kept = parts.reducer.layer_tokens(prompt.tokens, parts.family.shape.num_layers)
-    return nominal_ledger(parts.family.shape, prompt.regions, budget_of(parts), parts.cut_layer, kept)
 
 
 def check_bytes(parts: CompressedBackbone, prompt: NominalPrompt) -> None:

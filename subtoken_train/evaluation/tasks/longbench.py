@@ -28,7 +28,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from subtoken_train.errors import check_package, refuse, unknown_name
 from subtoken_train.evaluation.metrics.metric import MeanOfTasks, MeanScores
-from subtoken_train.evaluation.metrics.short_answers import bag_f1
+from subtoken_train.evaluation.metrics.short_answers import bag_f1, without_punctuation
 from subtoken_train.evaluation.tasks import files
 from subtoken_train.evaluation.tasks.files import FileRow, find_file, task_folder
 from subtoken_train.evaluation.tasks.ruler import LongContext
@@ -52,7 +52,6 @@ class LongBenchSet(NamedTuple):
 
 _READ = json.loads(files_of_package(__package__).joinpath("longbench_sets.json").read_text("utf-8"))
 SETS = {name: LongBenchSet(**row) for name, row in _READ.items()}
-_MARKS = str.maketrans("", "", string.punctuation)
 _ALL_MARKS = str.maketrans("", "", string.punctuation + WORDS["chinese_marks"])  # and full-width and Chinese ones
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NUMBERS = re.compile(r"\d+")
@@ -68,7 +67,7 @@ def check_jieba(sets: Iterable[str]) -> None:
 
 def qa_f1(prediction: str, answer: str) -> float:
     """Return the F1 of words in lower case, without ASCII punctuation and articles."""
-    return bag_f1(*(_ARTICLES.sub(" ", text.lower().translate(_MARKS)).split() for text in (prediction, answer)))
+    return bag_f1(*(_ARTICLES.sub(" ", without_punctuation(text)).split() for text in (prediction, answer)))
 
 
 def _qa_f1_zh(prediction: str, answer: str) -> float:
