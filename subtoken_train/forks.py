@@ -8,6 +8,8 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 _begun: dict[object, tuple[int, Callable[[], object]]] = {}
 """Blocks that run now: the thread of each, and what undoes it, in the order in which they began."""
@@ -23,6 +25,19 @@ def undoing(undo: Callable[[], object]) -> Iterator[None]:
     finally:
         del _begun[block]
         undo()
+
+
+@contextmanager
+def changed(thing: Any, **values: Any) -> Iterator[None]:
+    """Give attributes of an object other values inside the block."""
+
+    def put(each: dict[str, Any]) -> None:
+        for name, value in each.items():
+            setattr(thing, name, value)
+
+    with undoing(partial(put, {name: getattr(thing, name) for name in values})):
+        put(values)
+        yield
 
 
 def _undo_other_threads() -> None:

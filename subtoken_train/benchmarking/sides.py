@@ -23,6 +23,7 @@ from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.families.decoder import CACHE, PREFIX
 from subtoken_train.families.family import Family
+from subtoken_train.forks import changed
 from subtoken_train.inference.cache_report import held_bytes
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.prefill import decode, prefill
@@ -143,12 +144,10 @@ class DenseSide(Side):
     @contextmanager
     def turn(self) -> Iterator[None]:
         config = self.family.decoder.config
-        name = config._attn_implementation
-        config._attn_implementation = name.removeprefix(PREFIX)
         try:
-            yield
+            with changed(config, _attn_implementation=config._attn_implementation.removeprefix(PREFIX)):
+                yield
         finally:
-            config._attn_implementation = name
             if not self.compiles:
                 self.cache = None
 

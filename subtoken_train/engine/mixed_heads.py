@@ -4,7 +4,6 @@ Legend: B batch, N rows, H query heads, h key-value heads, d head width, L layer
 """
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from subtoken_train.engine.modes import evaluation_mode
 from subtoken_train.families.family import Family
-from subtoken_train.forks import undoing
+from subtoken_train.forks import changed
 from subtoken_train.functional.causal_attention import Seen, fused_attention
 
 NAME = "subtoken_mixed_heads"
@@ -96,8 +95,6 @@ def mixed_hidden(family: Family, embeds_BND: Tensor, position: Tensor, mix: Head
     decoder = family.decoder
     if any(family.windows):
         raise ValueError(f"{decoder.config.model_type} has sliding windows, and heads are weighed over whole contexts")
-    back = partial(setattr, decoder.config, "_attn_implementation", decoder.config._attn_implementation)
-    with undoing(back), evaluation_mode(decoder):
-        decoder.config._attn_implementation = NAME
+    with changed(decoder.config, _attn_implementation=NAME), evaluation_mode(decoder):
         normed: Tensor = decoder.norm(family.run_layers(embeds_BND, mix.visible_BN, position, head_mix=mix))
     return normed

@@ -37,6 +37,7 @@ from subtoken_train.evaluation.charts import axes_in_a_row, draw_bars, draw_cell
 from subtoken_train.evictions.base import Eviction, keep_best_entries
 from subtoken_train.evictions.observers import over_groups, task_rows
 from subtoken_train.evictions.vision import post_vision_statistics
+from subtoken_train.forks import changed
 from subtoken_train.functional import masks as usage
 from subtoken_train.functional.causal_attention import attention_rows
 from subtoken_train.inference.batched import greedy_tokens
@@ -118,11 +119,9 @@ def _count(backbone: CompressedBackbone, bank: RouterBank, batch: Batch) -> Diag
     config = bank.config
     shared = own = observe(backbone, batch, with_relevance=config.budget == "global")
     if config.budget != "global":
-        bank.config = replace(config, budget="global")  # N * K groups are shared out over all tokens of a sample
-        try:
+        # N * K groups are shared out over all tokens of a sample
+        with changed(bank, config=replace(config, budget="global")):
             shared = observe(backbone, batch, with_relevance=True)
-        finally:
-            bank.config = config
     layers = list(own.masks)
     ordered = [usage.by_relevance(shared.masks[i], shared.relevance[i], shared.routed[i]) for i in layers]
     return Diagnosis(

@@ -25,7 +25,7 @@ from transformers.integrations.gguf import GGUF_CONFIG_ARCHS, read_gguf_metadata
 from subtoken_train.documents import check_file_name, check_regular, read_json, real_path
 from subtoken_train.errors import MAX_TOKENS, check_package, check_range, refuse
 from subtoken_train.families.backbone_config import nowhere
-from subtoken_train.forks import undoing
+from subtoken_train.forks import changed
 from subtoken_train.typed import checked, shown
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -225,15 +225,15 @@ def opened_gguf(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield a folder of this file alone, and the argument by which ``from_pretrained`` reads it, parsed once."""
     import gguf
 
-    def put(reader: Any, bar: Any) -> None:  # transformers looks both up at each reading
-        vars(gguf)["GGUFReader"], vars(converter)["tqdm"] = reader, bar
-
     with tempfile.TemporaryDirectory() as folder:
         own = Path(folder) / _NAME
         own.symlink_to(real_path(path))
-        whole, bar, reader = gguf.GGUFReader, converter.tqdm, _reader(*_version(path))
-        put(lambda name: reader if Path(name) == own else whole(name), partial(bar, disable=None))  # on terminals alone
-        with undoing(lambda: put(whole, bar)):
+        whole, reader = gguf.GGUFReader, _reader(*_version(path))
+        bar = partial(converter.tqdm, disable=None)  # on terminals alone
+        with (  # transformers looks both up at each reading
+            changed(gguf, GGUFReader=lambda name: reader if Path(name) == own else whole(name)),
+            changed(converter, tqdm=bar),
+        ):
             yield folder, {"gguf_file": _NAME}
 
 

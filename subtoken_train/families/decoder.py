@@ -9,8 +9,8 @@ features of their own.
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from transformers.masking_utils import create_causal_mask
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from subtoken_train.families.positions import LENGTH_DEPENDENT, rotary_angles, rotary_kind
-from subtoken_train.forks import undoing
+from subtoken_train.forks import changed
 from subtoken_train.functional.causal_attention import Seen, SlidingWindow
 from subtoken_train.functional.quantized import dense_weight, is_readable
 from subtoken_train.functional.rotary import Rotation
@@ -185,16 +185,12 @@ class DecoderStack:
         """Return whether the rotary embedding's frequencies depend on a sequence's length."""
         return rotary_kind(self.decoder.rotary_emb) in LENGTH_DEPENDENT
 
-    @contextmanager
-    def as_long_as(self, ends: Tensor | None) -> Iterator[None]:
+    def as_long_as(self, ends: Tensor | None) -> AbstractContextManager[None]:
         """Give all angles inside the block the frequencies of one sequence: ``ends`` is past each sample's last one.
 
         None: those of the rows that are turned, also inside such a block.
         """
-        with undoing(partial(setattr, self, "_length", self._length)):
-            if self.length_dependent:
-                self._length = None if ends is None else ends.max()
-            yield
+        return changed(self, _length=ends.max() if ends is not None and self.length_dependent else None)
 
     @torch.no_grad()
     def rotation(self, layer: int, position_ids: Tensor) -> Rotation:

@@ -30,6 +30,7 @@ from subtoken_train.families.lora import prepare_quantised, quantization_config
 from subtoken_train.families.online import hub_asked, silence
 from subtoken_train.families.proof import check_structure, prove
 from subtoken_train.families.text import TextFamily
+from subtoken_train.forks import changed
 from subtoken_train.reducers.base import Reducer
 
 WEIGHTS = 0.7  # share of a GPU's free memory that weights may take; the rest is for caches and activations
@@ -139,7 +140,9 @@ def check_weights(family: type[Family], config: BackboneConfig) -> Any:
     with _reading("the weights", config):
         headers = files.read_headers(folder)
     if getattr(model_config, "quantization_config", None) is None:  # or tensors have shapes of their own
-        with _reading("the configuration", config), _outside_zero3(), warnings.catch_warnings():
+        # nothing is laid out on the meta device while transformers knows of a ZeRO-3 run
+        outside = changed(deepspeed, _hf_deepspeed_config_weak_ref=None)
+        with _reading("the configuration", config), outside, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of sizes that are nothing, which do not fit the weights
             kind, own = family.auto_model._model_mapping[type(model_config)], deepcopy(model_config)
             how = {"dtype": getattr(torch, config.dtype), "device_map": {"": "meta"}, **_REPORTED}
@@ -151,17 +154,6 @@ def check_weights(family: type[Family], config: BackboneConfig) -> Any:
                 words = f"{name[:120]} is of type {kind}, but its config.json names no quantisation"
                 raise ValueError(f"the weights of backbone {config.path!r} are not usable: {words}")
     return model_config
-
-
-@contextmanager
-def _outside_zero3() -> Iterator[None]:
-    """Let transformers lay out a model on the meta device, which it refuses while it knows of a ZeRO-3 run."""
-    held = deepspeed._hf_deepspeed_config_weak_ref
-    deepspeed.unset_hf_deepspeed_config()
-    try:
-        yield
-    finally:
-        deepspeed._hf_deepspeed_config_weak_ref = held
 
 
 def layout_family(

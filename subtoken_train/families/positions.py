@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from subtoken_train.errors import SubTokenWarning
+from subtoken_train.forks import changed
 
 LENGTH_DEPENDENT = ("dynamic", "longrope")  # kinds of rotary embeddings whose frequencies depend on a sequence's length
 _UNSCALED = ("default", "mrope", "proportional", "axial")
@@ -67,16 +68,10 @@ def rotary_angles(
         return cos, sin
     if length is not None:  # which transformers reads off the largest position
         position_ids = torch.cat([position_ids, (length.to(position_ids) - 1).expand(*position_ids.shape[:-1], 1)], -1)
-    cos, sin = _without_memory(rotary, like, position_ids) if kind == "dynamic" else rotary(like, position_ids)
-    return (cos, sin) if length is None else (cos[..., :-1, :], sin[..., :-1, :])
-
-
-def _without_memory(rotary: Any, like: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-    before = rotary.inv_freq, rotary.max_seq_len_cached
-    rotary.inv_freq = rotary.original_inv_freq.to(rotary.inv_freq.device)
-    rotary.max_seq_len_cached = rotary.original_max_seq_len
-    try:
+    own: dict[str, Any] = {}
+    if kind == "dynamic":  # which remembers the longest sequence
+        inv_freq = rotary.original_inv_freq.to(rotary.inv_freq.device)
+        own = {"inv_freq": inv_freq, "max_seq_len_cached": rotary.original_max_seq_len}
+    with changed(rotary, **own):
         cos, sin = rotary(like, position_ids)
-    finally:
-        rotary.inv_freq, rotary.max_seq_len_cached = before
-    return cos, sin
+    return (cos, sin) if length is None else (cos[..., :-1, :], sin[..., :-1, :])

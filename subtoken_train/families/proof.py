@@ -22,7 +22,7 @@ from subtoken_train.cache.pack import Packing, pack_layer
 from subtoken_train.cache.packed_layer import PackedLayer
 from subtoken_train.families.decoder import FUSED, DecoderStack
 from subtoken_train.families.positions import LENGTH_DEPENDENT, rotary_kind
-from subtoken_train.forks import undoing
+from subtoken_train.forks import changed
 from subtoken_train.functional.causal_attention import Seen, causal_attention
 from subtoken_train.types import LayerPlan
 
@@ -105,7 +105,7 @@ def prove(family: DecoderStack) -> None:
     with _narrowed(family):
         plain_BNV, bound = model(input_ids=ids_BN, use_cache=False).logits.float(), EXACT
         if not exact:
-            with _attention_of(family.decoder.config, "eager"):
+            with changed(family.decoder.config, _attn_implementation="eager"):
                 other_BNV = model(input_ids=ids_BN, use_cache=False).logits.float()
             bound = ROUNDED + TIMES * float((other_BNV - plain_BNV).norm() / plain_BNV.norm())
         try:
@@ -196,9 +196,9 @@ def _attention(
 def _noting(family: DecoderStack, position_BN: Tensor) -> Iterator[_Notes]:
     AttentionInterface.register(NAME, _attention)
     AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
-    config, notes = family.decoder.config, _Notes(family, position_BN)
+    notes = _Notes(family, position_BN)
     with ExitStack() as stack:
-        stack.enter_context(_attention_of(config, NAME))
+        stack.enter_context(changed(family.decoder.config, _attn_implementation=NAME))
         for number, layer in enumerate(family.decoder.layers):
             note = partial(lambda number, _, given: notes.inputs.update({number: given[0]}), number)
             stack.callback(layer.register_forward_pre_hook(note).remove)
@@ -208,23 +208,12 @@ def _noting(family: DecoderStack, position_BN: Tensor) -> Iterator[_Notes]:
 
 
 @contextmanager
-def _attention_of(config: Any, name: str) -> Iterator[None]:
-    with undoing(partial(setattr, config, "_attn_implementation", config._attn_implementation)):
-        config._attn_implementation = name
-        yield
-
-
-@contextmanager
 def _narrowed(family: DecoderStack) -> Iterator[None]:
     """Make the model's windows, where it has any, shorter than the tokens inside the block."""
-    config, windows = family.decoder.config, family.windows
-    if not any(windows):
+    if not any(windows := family.windows):
         yield
         return
     size = min(WINDOW, *(each for each in windows if each is not None))
-    with (
-        undoing(partial(setattr, config, "sliding_window", config.sliding_window)),
-        undoing(partial(setattr, family, "windows", windows)),
-    ):
-        config.sliding_window, family.windows = size, [None if each is None else size for each in windows]
+    narrow = [None if each is None else size for each in windows]
+    with changed(family.decoder.config, sliding_window=size), changed(family, windows=narrow):
         yield

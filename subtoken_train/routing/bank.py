@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, pad
 
-from subtoken_train.forks import undoing
+from subtoken_train.forks import changed, undoing
 from subtoken_train.functional import masks
 from subtoken_train.functional.gather import last_marked, masked_mean
 from subtoken_train.functional.groups import split_groups
@@ -214,12 +214,9 @@ class RouterBank(nn.Module):
             self._state = state
             yield state
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> AbstractContextManager[None]:
         """Route nothing inside this block, though it runs inside another's."""
-        with undoing(partial(setattr, self, "_state", self._state)):
-            self._state = None
-            yield
+        return changed(self, _state=None)
 
     def checkpoint_contexts(self) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
         """Return checkpointing's ``context_fn``: a layer is recomputed under the state it first ran with."""
