@@ -4,6 +4,7 @@ import argparse
 import logging
 import re
 import warnings
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,10 +94,8 @@ def run(args: argparse.Namespace) -> int:
         serve_on(devices, partial(_server, args), args.host, args.port, say)
         return 0
     server = _server(args, args.device)
-    try:
+    with closing(server.answerer):
         serve_chats(server, args.host, args.port, say)
-    finally:
-        server.answerer.close()
     return 0
 
 

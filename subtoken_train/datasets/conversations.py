@@ -36,9 +36,8 @@ def checked_record(row: Any, place: str, as_document: bool = False) -> dict[str,
 
 def llava_form(row: Any, as_document: bool = False) -> Any:
     """Return a record in LLaVA's form, or as it is; ``as_document``: a system text stays a turn, the first."""
-    there = [name for name in CONVERSATION_LISTS if isinstance(row, dict) and isinstance(row.get(name), list)]
-    there = [name for name in there if row[name]]
-    if not there:
+    lists = CONVERSATION_LISTS if isinstance(row, dict) else ()
+    if not (there := [name for name in lists if isinstance(row.get(name), list) and row[name]]):
         return row
     refuse((len(there) > 1, f"it has {' and '.join(there)}, and one of them is read; leave the other out"))
     messages = row[there[0]]

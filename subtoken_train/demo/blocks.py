@@ -72,8 +72,7 @@ def build_page(models: SideBySide) -> gr.Blocks:
         shown: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "draw", "show_progress": "hidden"}
         for event in (button.click, question.submit):
             given, shows = [about, question, *settings], [*texts, facts, words, answers]
-            done = event(respond, given, shows, api_name=False, **asked)
-            done.then(*drawing, api_name=False, **shown)
+            event(respond, given, shows, api_name=False, **asked).then(*drawing, api_name=False, **shown)
         layer.change(*drawing, trigger_mode="always_last", api_name=False, **shown)
     return page
 

@@ -306,8 +306,7 @@ class Cutting:
         visual = (batch.regions_BN == Region.VISUAL).sum(-1).tolist()
         self.counts = [reducer.layer_tokens(tokens, depth) if tokens else [0] * depth for tokens in visual]
         places_N = torch.arange(batch.regions_BN.shape[1], device=batch.regions_BN.device)
-        visible_BN = batch.regions_BN != Region.PADDING
-        self.prompt_BN = visible_BN & (places_N <= batch.rank_position_B[:, None])
+        self.prompt_BN = (batch.regions_BN != Region.PADDING) & (places_N <= batch.rank_position_B[:, None])
         with torch.no_grad():
             self.raters_BN = reducer.raters(run.hidden_BMD, batch.regions_BN, self.prompt_BN)
 

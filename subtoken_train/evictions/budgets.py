@@ -74,8 +74,7 @@ def divide_budget(weight_LB: Tensor, total_B: Tensor, least_LB: Tensor, most_LB:
     nearest_LB = share_LB.round()
     share_LB = torch.where((share_LB - nearest_LB).abs() < 1 / GRAIN, nearest_LB, share_LB)
     floor_LB = share_LB.floor()
-    order_LB = ((share_LB - floor_LB) * GRAIN).round().sort(dim=0, descending=True, stable=True).indices
-    rank_LB = order_LB.argsort(dim=0)
+    rank_LB = ((share_LB - floor_LB) * GRAIN).round().sort(dim=0, descending=True, stable=True).indices.argsort(dim=0)
     count_LB = floor_LB.long()
     return (count_LB + (rank_LB < total_B - count_LB.sum(0))).to(device)
 

@@ -226,8 +226,7 @@ class PrefixKV(Elastic):
 
 def prefix_curve(scores_BN: Tensor, competes_BN: Tensor) -> Tensor:
     """Return the share of competing attention that the best entries hold, [B, N], rising to 1, then ``inf``."""
-    ranked_BN = scores_BN.masked_fill(~competes_BN, 0.0).sort(dim=-1, descending=True).values
-    held_BN = ranked_BN.cumsum(-1)
+    held_BN = scores_BN.masked_fill(~competes_BN, 0.0).sort(dim=-1, descending=True).values.cumsum(-1)
     held_BN = held_BN / held_BN[:, -1:].clamp(min=torch.finfo(torch.float32).tiny)
     within_BN = torch.arange(held_BN.shape[-1], device=held_BN.device) < competes_BN.sum(-1, keepdim=True)
     return held_BN.masked_fill(~within_BN, torch.inf)

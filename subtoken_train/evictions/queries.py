@@ -184,8 +184,7 @@ def query_moments(query_BHNd: Tensor, rows_BN: Tensor) -> tuple[Tensor, Tensor]:
 def directions(gram_BHdd: Tensor, sum_BHd: Tensor, kv_heads: int) -> Tensor:
     """Return the directions of key-value heads, [B, h, d] in fp64, from ``query_moments``."""
     first_BHd = torch.linalg.eigh(gram_BHdd).eigenvectors[..., -1]  # eigenvalues rise
-    along_BH1 = (first_BHd * sum_BHd).sum(-1, keepdim=True)
-    signed_BHd = torch.where(along_BH1 < 0, -first_BHd, first_BHd)
+    signed_BHd = torch.where((first_BHd * sum_BHd).sum(-1, keepdim=True) < 0, -first_BHd, first_BHd)
     return signed_BHd.view(len(sum_BHd), kv_heads, -1, sum_BHd.shape[-1]).mean(2)
 
 

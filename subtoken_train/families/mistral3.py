@@ -134,10 +134,9 @@ class Mistral3Family(Family):
 
     def merged(self, patches_Pc: Tensor, grid: list[list[int]]) -> list[Tensor]:
         """Merge each picture's patches two by two, [T, C] of each: a channel of all four, then the next."""
-        made = []
-        for own, (_, rows, columns) in zip(torch.split(patches_Pc, [h * w for _, h, w in grid]), grid, strict=True):
-            made.append(F.unfold(own.T.reshape(1, -1, rows, columns), self.merge, stride=self.merge)[0].T)
-        return made
+        parts = zip(torch.split(patches_Pc, [h * w for _, h, w in grid]), grid, strict=True)
+        pictures = (own.T.reshape(1, -1, rows, columns) for own, (_, rows, columns) in parts)
+        return [F.unfold(picture, self.merge, stride=self.merge)[0].T for picture in pictures]
 
     def project(self, states_TC: Tensor) -> Tensor:
         projector = self.model.model.multi_modal_projector

@@ -20,8 +20,7 @@ from subtoken_train.forks import undoing
 def with_inputs(module: Any, run: Callable[[], Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Run a tower, and return what it made and the arguments of its one call of a module."""
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-    hook = module.register_forward_pre_hook(lambda _, *given: calls.append(given), with_kwargs=True)
-    with undoing(hook.remove):
+    with undoing(module.register_forward_pre_hook(lambda _, *given: calls.append(given), with_kwargs=True).remove):
         made = run()
     ((args, options),) = calls
     return made, args, options

@@ -353,8 +353,7 @@ def _blocks_of_rows(
     length = rows_BN.shape[1]
     if rows_BN.device.type in DEVICES:
         few = most is not None and 2 * most < length
-        every_R = torch.arange(length, device=rows_BN.device)
-        index_BR = _marked(rows_BN, most) if few else every_R.where(rows_BN, -1)
+        index_BR = _marked(rows_BN, most) if few else torch.arange(length, device=rows_BN.device).where(rows_BN, -1)
         for start in range(0, index_BR.shape[1], BLOCK):
             stop = length if few else min(start + BLOCK, length)
             yield index_BR[:, start : start + BLOCK], offset + stop, 0

@@ -73,8 +73,7 @@ def turn_of(
 
 def query_lengths(query_BHNd: Tensor, rows_BN: Tensor, kv_heads: int, most: int | None = None) -> Tensor:
     """Return w: the length of each channel over the marked rows of the group's mean query, [B, h, d] in fp32."""
-    query_BWHd = asking(query_BHNd, rows_BN, most)
-    pooled_BWhd = torch.unflatten(query_BWHd, 2, (kv_heads, -1)).mean(3)
+    pooled_BWhd = torch.unflatten(asking(query_BHNd, rows_BN, most), 2, (kv_heads, -1)).mean(3)
     length_Bhd = pooled_BWhd.square().sum(1).sqrt()
     return torch.maximum(length_Bhd, LEAST * length_Bhd.median(-1, keepdim=True).values)
 

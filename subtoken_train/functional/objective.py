@@ -37,6 +37,5 @@ def balance_loss(logits_BNS: Tensor, hard_BNS: Tensor, routed_BN: Tensor) -> Ten
     routed_BN1 = routed_BN[..., None]
     chosen_BS = (hard_BNS & routed_BN1).float().sum(1)
     share_BS = chosen_BS / chosen_BS.sum(-1, keepdim=True).clamp(min=1)
-    probability_BNS = logits_BNS.float().softmax(-1) * routed_BN1
-    mean_BS = probability_BNS.sum(1) / routed_BN1.sum(1).clamp(min=1)
+    mean_BS = (logits_BNS.float().softmax(-1) * routed_BN1).sum(1) / routed_BN1.sum(1).clamp(min=1)
     return hard_BNS.shape[-1] * (share_BS * mean_BS).sum(-1)

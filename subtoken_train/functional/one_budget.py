@@ -88,8 +88,7 @@ def _spent(
         return torch.zeros_like(marks).scatter_(1, order, marks).reshape(pools, size, number + 1)
 
     taken_RMi = by_entry(taken)
-    more_RMi = offered_RMi & ~taken_RMi & taken_RMi[..., :1]
-    more = more_RMi.flatten(1).gather(1, order)
+    more = (offered_RMi & ~taken_RMi & taken_RMi[..., :1]).flatten(1).gather(1, order)
     more = more & (more.cumsum(-1) <= (left_R // costs.group)[:, None])
     taken_RMi = taken_RMi | by_entry(more)
     count_RM = torch.where(taken_RMi[..., 0], first_RM, 0) + taken_RMi[..., 1:].sum(-1)

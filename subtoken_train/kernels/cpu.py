@@ -26,8 +26,7 @@ def block_scores(query_XGd: Tensor, block: Block) -> list[Tensor]:
     """Return scores [X, m, G] of all parts of a block, stretch after stretch; none of a part without entries."""
     thin = query_XGd
     if block.channels is not None:  # the queries' channels that cut keys keep in each head, [X, G, k]
-        channels_X1k = block.channels.flatten(0, 1).long()[:, None]
-        thin = query_XGd.gather(2, channels_X1k.expand(-1, query_XGd.shape[1], -1))
+        thin = query_XGd.gather(2, block.channels.flatten(0, 1).long()[:, None].expand(-1, query_XGd.shape[1], -1))
     held = [(part.keys, (thin if part.cut else query_XGd).mT) for part in block.parts if part.entries]
     return [own.bmm(turned) for keys, turned in held for _, own in _stretches(keys, turned.dtype)]
 

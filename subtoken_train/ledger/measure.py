@@ -41,8 +41,7 @@ def measured_ledger(plan: Plan, regions_BN: Tensor, shape: KVShape) -> Ledger:
                 slices = int((heads & (cut.entries_BN & kept)[..., None]).sum())
                 keys -= slices * (shape.head_dim - cut.kept) * shape.element_bytes
             if cut is not None and region == (thin or present)[0]:  # what is stored once for all regions
-                named = int((heads & cut.entries_BN[..., None]).any(1).sum())
-                found += named * cut.kept * number_bytes(shape.head_dim)
+                found += int((heads & cut.entries_BN[..., None]).any(1).sum()) * cut.kept * number_bytes(shape.head_dim)
                 keys += 0 if cut.turn is None else cut.turn.nbytes
             entries.append(Entry(index, label, before, int(kept.sum()), keys, values, found))
     return Ledger(shape, tuple(entries))

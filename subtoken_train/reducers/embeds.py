@@ -142,9 +142,8 @@ def dart_places(states_BND: Tensor, norm_BN: Tensor, visual_BN: Tensor, question
     left_B1, pivots_B1 = (count_B - limits_B2[:, 0])[:, None], there_BP.sum(-1, keepdim=True).clamp(min=1)
     quota_BP = (left_B1 // pivots_B1 + (there_BP.cumsum(-1) <= left_B1 % pivots_B1)) * there_BP
     pivot_BN = visual_BN & (rank_BN < limits_B2[:, :1])
-    how = quota_BP, limits_B2[:, :1], visual_BN.shape[1]
-    places_BN = unlike_places(unit_rows(states_BND), pivots_BP, visual_BN & ~pivot_BN, *how)
-    return torch.where(pivot_BN, rank_BN, places_BN)
+    how = visual_BN & ~pivot_BN, quota_BP, limits_B2[:, :1], visual_BN.shape[1]
+    return torch.where(pivot_BN, rank_BN, unlike_places(unit_rows(states_BND), pivots_BP, *how))
 
 
 @dataclass(frozen=True, kw_only=True)
