@@ -184,8 +184,7 @@ class VisualCalibrator(HeadCalibrator):
         return needle_AN
 
     def weight(self, looked_BHWN: Tensor, needle_BWN: Tensor) -> Tensor:
-        largest_BHW1 = looked_BHWN.argmax(-1, keepdim=True)
-        hit_BHW = needle_BWN[:, None].expand(looked_BHWN.shape).gather(-1, largest_BHW1)[..., 0]
+        hit_BHW = needle_BWN[:, None].expand(looked_BHWN.shape).gather(-1, looked_BHWN.argmax(-1, keepdim=True))[..., 0]
         return hit_BHW / needle_BWN.sum(-1).clamp(min=1)[:, None]
 
 

@@ -55,13 +55,10 @@ _DATA: dict[str, type[OrderedDataModule[Any]]] = {
 def recipe_plan(reducer: str, data: type[OrderedDataModule[Any]]) -> SettingsPlan:
     """Return all keys of a recipe, with their types and defaults."""
     trainer, module = plan_of(L.Trainer), plan_of(SubTokenModule)
-    ours = dict.fromkeys(
-        (*KINDS, "plugins", "profiler"), Any
-    ) | {  # as they stand: ``named_parts`` has checked the names
-        "accelerator": Literal[ACCELERATORS],
-        "max_time": str | None,
-        "val_check_interval": int | float | str | None,
-    }
+    # as they stand: ``named_parts`` has checked the names
+    ours: dict[str, Any] = dict.fromkeys((*KINDS, "plugins", "profiler"), Any)
+    ours |= {"accelerator": Literal[ACCELERATORS], "max_time": str | None}
+    ours["val_check_interval"] = int | float | str | None
     hints = {name: hint for name, hint in trainer.hints.items() if name not in ours} | ours
     bands: dict[str, Any] = {
         "seed_everything": int,

@@ -65,7 +65,12 @@ def build_page(models: SideBySide) -> gr.Blocks:
             yield from _respond(models, *given)
 
         def draw(answers: list[SideAnswer], layer: int, dark: bool) -> list[Any]:
-            return _drawings(answers, layer, dark, models)
+            kept = partial(token_picture, dark=dark) if models.sees_images else marked_text
+            pictures: list[Any] = [kept(answer, layer) for answer in answers]
+            missing = len(models.sides) - len(answers)
+            found: list[Any] = [] if missing else group_pictures(answers[-1], layer)
+            shares = [gr.update(value=each, visible=each is not None) for each in found or [None, None]]
+            return [*pictures, *[None] * missing, *shares]
 
         asked = {"concurrency_limit": 1, "concurrency_id": "ask"}
         drawing = draw, [answers, layer, dark], [*tokens, *groups]
@@ -132,12 +137,3 @@ def _respond(
     except (ValueError, OSError) as error:  # what the visitor can mend
         said.append(" ".join(str(error).split()))
         yield values()
-
-
-def _drawings(answers: list[SideAnswer], layer: int, dark: bool, models: SideBySide) -> list[Any]:
-    kept = partial(token_picture, dark=dark) if models.sees_images else marked_text
-    tokens: list[Any] = [kept(answer, layer) for answer in answers]
-    missing = len(models.sides) - len(answers)
-    groups: list[Any] = [] if missing else group_pictures(answers[-1], layer)
-    drawn = [gr.update(value=each, visible=each is not None) for each in groups or [None, None]]
-    return [*tokens, *[None] * missing, *drawn]

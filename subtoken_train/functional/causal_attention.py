@@ -81,15 +81,9 @@ def fused_attention(
         # this bias calls the kernels by their names, below autocast
         query, key, value = (x.to(_computed_in(query_BHqd)) for x in (query, key, value))
         bias = causal_lower_right(rows, columns)
+    shared = query.shape[1] != key.shape[1]
     return F.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        bias,
-        dropout_p=dropout,
-        is_causal=bias is None,
-        scale=scale,
-        enable_gqa=query.shape[1] != key.shape[1],
+        query, key, value, bias, dropout_p=dropout, is_causal=bias is None, scale=scale, enable_gqa=shared
     )
 
 

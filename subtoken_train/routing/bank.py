@@ -205,13 +205,11 @@ class RouterBank(nn.Module):
     @contextmanager
     def routing(self, state: RoutingState) -> Iterator[RoutingState]:
         """Route every value projection run inside this block, with ``state``'s tokens."""
-        before, undo = self._state, ExitStack()
-        undo.callback(setattr, self, "_state", before)
-        with undoing(undo.close):
-            if before is None:
+        first, hooks = self._state is None, ExitStack()
+        with undoing(hooks.close), changed(self, _state=state):
+            if first:
                 for layer, module in enumerate(self._projections):
-                    undo.callback(module.register_forward_hook(partial(self._hook, layer)).remove)
-            self._state = state
+                    hooks.callback(module.register_forward_hook(partial(self._hook, layer)).remove)
             yield state
 
     def paused(self) -> AbstractContextManager[None]:
