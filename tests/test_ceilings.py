@@ -8,10 +8,10 @@ import pytest
 from tests.support.places import ROOT
 
 CEILINGS = {
-    "lines of the package": 51_491,
+    "lines of the package": 51_418,
     "files of the package": 278,
-    "lines of tests": 53_348,
-    "lines of benchmark programs": 5_399,
+    "lines of tests": 52_702,
+    "lines of benchmark programs": 5_395,
     "words of pages": 38_378,
     "tracked megabytes": 23.9198,
 }
