@@ -10,7 +10,7 @@ from tests.support.places import ROOT
 CEILINGS = {
     "lines of the package": 51_418,
     "files of the package": 278,
-    "lines of tests": 52_702,
+    "lines of tests": 52_703,
     "lines of benchmark programs": 5_395,
     "words of pages": 38_378,
     "tracked megabytes": 23.9198,

@@ -95,7 +95,8 @@ def dropping():
 
 def with_lora(wrapped: bool):
     model = text_family().model
-    return get_peft_model(model, LoraConfig(target_modules=["q_proj"])) if wrapped else model
+    made = get_peft_model(model, LoraConfig(target_modules=["q_proj"]))  # changes the model itself, too
+    return made if wrapped else model
 
 
 def of_class(name: str, **own: str):
