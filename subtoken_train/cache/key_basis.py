@@ -119,8 +119,8 @@ class BalancedBasis(KeyBasis):
         """Return what a channel's rounding error asks of those after it, unit lower triangular, fp32 [B, h, d, d].
 
         Of an error e of a key, queries see e^T S e, where S is their second moment in the basis. With S = L^T D L it is
-        the sum of D_i ((L e)_i)^2, and (L e)_i may be made a rounding error alone. ``moment_Bhdd`` is the mean of q q^T
-        over the queries of a head's group, fp32.
+        the sum of D_i ((L e)_i)^2, and (L e)_i may be made a rounding error alone. ``moment_Bhdd`` is the sum of q q^T
+        over the queries of a head's group, fp32; its scale is of no account.
         """
         size_Bhd1 = self.size_Bh1d.float().mT
         turned = self.turn_dd.T @ (size_Bhd1 * moment_Bhdd * size_Bhd1.mT) @ self.turn_dd

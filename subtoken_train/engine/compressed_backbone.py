@@ -27,7 +27,7 @@ from subtoken_train.engine.attention import ContextSplit, check_sdpa, use_packed
 from subtoken_train.engine.attention_rows import LayerAttention, query_attention, scouted_row
 from subtoken_train.engine.modes import InputObserver, evaluation_mode, gathered_weights
 from subtoken_train.engine.prompt_pass import PromptPass, Rows, check_states, joined_rows, question_rows
-from subtoken_train.engine.second_pass import context_scores, one_budget
+from subtoken_train.engine.second_pass import context_rows, context_scores, followed, one_budget
 from subtoken_train.engine.spans import Chunks, PromptObserver, RunningPass, run_span
 from subtoken_train.errors import refuse
 from subtoken_train.families.family import Family, check_calibration, check_served
@@ -157,9 +157,12 @@ class CompressedBackbone(nn.Module):
         self._embed(run)
         with self.family.as_long_as(run.rows.next_position):
             self._shorten(run)
+            later = self._set_aside(run)
             self._split_context(run)
             self._run_layers(run)
-        result = self._finish(run)
+            result = self._finish(run)
+            if later is not None and cache is not None:
+                result = followed(self.family, cache, result, *later, observer)
         if not self.training and cache is None:  # training watches its loss; who fills a cache goes on to logits
             check_states(result.hidden_BMD, result.rows.visible_BM, batch.record_ids)
         return result
@@ -209,6 +212,23 @@ class CompressedBackbone(nn.Module):
             run.embeds_BND, run.rows = joined_rows(run.embeds_BND, rows, joins_BN)
         run.keep(run.embeds_BND, keep_BN)
 
+    def _set_aside(self, run: RunningPass) -> tuple[Rows, Tensor] | None:
+        """Take out, with their embeddings, the rows that run once one budget of all layers has chosen among the others.
+
+        None: it was not asked, or a batch trains or runs in chunks; then ``one_budget`` looks at the contexts first.
+        """
+        before_BM = context_rows(run.rows.regions_BM)
+        later_BM = run.rows.visible_BM & ~before_BM
+        pooled = self.active_routing is not None and self.active_routing.byte_pool == "all"
+        if not pooled or run.cache is None or run.chunks is not None or not bool(later_BM.any()):
+            return None
+        if not in_compressed_region(run.rows.regions_BM).any():
+            return None
+        later, index_BS = run.rows.take(later_BM, pad_left=True)
+        aside = later, take_rows(run.hidden_BMD, index_BS)
+        run.keep(run.hidden_BMD, before_BM)
+        return aside
+
     def _split_context(self, run: RunningPass) -> None:
         """Stage 3: let rows after a text's context, or under a byte budget, see what is kept of it only."""
         reducer = self.reducer if run.acts and isinstance(self.reducer, ContextReducer) else None
@@ -229,7 +249,7 @@ class CompressedBackbone(nn.Module):
         config = self.active_routing
         if self.bank is not None and run.state is not None and config is not None and config.byte_pool == "all":
             held = [run.split.contexts[size][0] for size in self.family.windows]
-            if run.cache is None or run.chunks is not None or bool(run.split.late_BN.any()):
+            if run.cache is None or run.chunks is not None:
                 run.state.chosen = one_budget(self.family, self.bank, run, held)
             else:  # nothing reads what stays before the pass has ended
                 run.split.bank, run.state = None, replace(run.state, scopes=held, deferred=None)

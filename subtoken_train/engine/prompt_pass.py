@@ -68,6 +68,12 @@ class Rows:
         deep = None if self.deep_nBMD is None else torch.stack([take_rows(each, index) for each in self.deep_nBMD])
         return Rows(take_rows(self.index_BM, index), valid, position, ordinal, regions, following, deep), index
 
+    def followed_by(self, later: "Rows") -> "Rows":
+        """Return the rows with others behind them; what the first layers add is no longer at hand."""
+        names = "index_BM", "visible_BM", "position", "ordinal_BM", "regions_BM"
+        joined = {name: torch.cat([getattr(rows, name) for rows in (self, later)], -1) for name in names}
+        return replace(self, **joined, deep_nBMD=None)
+
     @cached_property
     def unpadded(self) -> bool:
         """True if no row is padding; read from the device once."""
@@ -172,8 +178,11 @@ class PromptPass:
         return [entries & keys[layer] if layer in keys else entries for layer, entries in enumerate(kept)]
 
     def groups(self) -> dict[int, Tensor]:
-        """Return the kept value groups of the layers that route, by layer, bool [B, M, S]."""
-        return {} if self.state is None or self.routing is None else self.state.masks
+        """Return the kept value groups of the layers that cut values, by layer, bool [B, M, S]."""
+        state = self.state
+        if state is None or self.routing is None:
+            return {}
+        return {layer: mask_BMS for layer in state.masks if (mask_BMS := state.groups(layer)) is not None}
 
     def fills(self) -> dict[int, Tensor]:
         """Return the vectors that dropped groups read as, by layer."""

@@ -1,8 +1,8 @@
 """A second pass: rows that run after a prompt's cache, so that a method sees what a reader of it would look at.
 
 The rows take the positions that follow the prompt, see its cache before any eviction and each other causally, and meet
-no reducer and no router. Context reducers that such a method drives, and routers that share one byte budget among all
-layers, choose in it before the pass that counts: with LoRA, without routing and dropout.
+no reducer and no router. Context reducers that such a method drives, and in training routers that share one byte budget
+among all layers, choose in it before the pass that counts: with LoRA, without routing and dropout.
 
 Legend: B batch, N rows of a layer's cache (of a context reducer: positions), M rows of the contexts, S rows of the task
 (of routers: value groups), O outputs of a router, K = N + S, D model width, H query heads, h key-value heads, d head
@@ -16,15 +16,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from torch.nn.functional import pad
+from transformers import Cache, DynamicCache
 
 from subtoken_train.engine.modes import evaluation_mode
 from subtoken_train.engine.prompt_pass import PromptPass, Rows, one_past
-from subtoken_train.engine.spans import RunningPass, run_chunks
+from subtoken_train.engine.spans import PromptObserver, RunningPass, run_chunks
 from subtoken_train.families.chat_template import answer_opening
 from subtoken_train.families.family import Family
 from subtoken_train.families.positions import warn_beyond
-from subtoken_train.functional.gather import take_rows
+from subtoken_train.functional.gather import kept_index, on_device, take_rows
 from subtoken_train.reducers.contexts import ScoredContext
 from subtoken_train.routing.bank import RouterBank, RoutingState, Spent
 from subtoken_train.types import Region, before_compressed_ends
@@ -155,7 +156,7 @@ def second_pass(
 def context_scores(family: Family, reducer: ScoredContext, run: RunningPass) -> Again:
     """Return the scores that a second pass over a batch's contexts gives; empty where the method needs none."""
     whole, method = run.rows, reducer.scorer
-    regions_BN = whole.regions_BM.masked_fill(~_context_rows(whole.regions_BM), Region.PADDING)
+    regions_BN = whole.regions_BM.masked_fill(~context_rows(whole.regions_BM), Region.PADDING)
     asked_B1 = method.second_pass(regions_BN)[:, None]
     if not bool(asked_B1.any()):
         return {}
@@ -203,6 +204,42 @@ def one_budget(family: Family, bank: RouterBank, run: RunningPass, held: Sequenc
     return dict(enumerate(bank.spend(scores, held)))
 
 
+@torch.no_grad()
+def followed(
+    family: Family, cache: Cache, result: PromptPass, rows: Rows, hidden_BSD: Tensor, observer: PromptObserver | None
+) -> PromptPass:
+    """Run rows after a pass that filled ``cache``, reading what stays of it; both are one pass then."""
+    first, state, more, depth = result.rows, result.state, hidden_BSD.shape[1], family.shape.num_layers
+    assert state is not None
+    marks = [(result.kept[layer][:, None] & state.keys[layer]).flatten(0, 1) for layer in range(depth)]
+    # a window counts by the places of all rows
+    reads = [x if family.windows[layer] is None else torch.ones_like(x) for layer, x in enumerate(marks)]
+    longest = torch.stack([reads_RN.sum(-1).max() for reads_RN in reads]).tolist()
+    kept = dict[int, Tensor]()
+    for layer, size in enumerate(longest):
+        states, scale = cache.layers[layer], family.decoder.layers[layer].self_attn.scaling
+        whole, here = (states.keys, states.values), states.keys.device
+        index_RK, real_RK = kept_index(reads[layer], False, size)
+        seen_BhK = (marks[layer].gather(1, index_RK) & real_RK).view(len(hidden_BSD), -1, size)
+        index_RK, heads = index_RK.to(here), whole[0].shape[:2]
+        states.keys, states.values = (torch.unflatten(take_rows(x.flatten(0, 1), index_RK), 0, heads) for x in whole)
+        queries: list[Tensor] | None = None if observer is None else []
+        seen_BK = pad(rows.visible_BM, (size, 0), value=True)
+        given = hidden_BSD, seen_BK, rows.position, BLOCK, queries, None, None, rows.deep_nBMD, first.position
+        hidden_BSD = run_chunks(family, cache, layer, *given, keys_BhN=pad(seen_BhK, (0, more), value=True))
+        own = states.keys[:, :, size:], states.values[:, :, size:]
+        states.keys, states.values = (torch.cat(both, 2) for both in zip(whole, own, strict=True))
+        kept[layer] = torch.cat([result.kept[layer], rows.visible_BM], 1)
+        state.masks[layer] = pad(state.masks[layer], (0, 0, 0, more), value=True)
+        state.keys[layer] = pad(state.keys[layer], (0, more), value=True)
+        if observer is not None and queries is not None:
+            entries = on_device(rows.in_window(family.windows[layer]), here)
+            observer(layer, queries.pop(), states.keys, states.values, scale, entries)
+    joined = first.followed_by(rows)
+    hidden_BMD = torch.cat([result.hidden_BMD, hidden_BSD], 1)
+    return replace(result, hidden_BMD=hidden_BMD, rows=joined, spans=[(0, depth, joined)], kept=kept)
+
+
 def _placed(x_BMO: Tensor, rows: Rows, length: int) -> Tensor:
     """Put what stands at rows of the contexts where these stand in a batch of ``length`` positions, [B, N, O]."""
     place_BM1 = rows.index_BM.masked_fill(~rows.visible_BM, length).to(x_BMO.device)[..., None]  # padding: past all
@@ -210,7 +247,8 @@ def _placed(x_BMO: Tensor, rows: Rows, length: int) -> Tensor:
     return whole.scatter_(1, place_BM1.expand_as(x_BMO), x_BMO)[:, :-1]
 
 
-def _context_rows(regions_BM: Tensor) -> Tensor:
+def context_rows(regions_BM: Tensor) -> Tensor:
+    """Mark what the rows after a batch's contexts read of, bool [B, M]: contexts, and all before them."""
     return before_compressed_ends(regions_BM) | (regions_BM == Region.SYSTEM)
 
 
@@ -218,5 +256,5 @@ def _contexts_alone(run: RunningPass, who: str) -> tuple[Rows, Tensor]:
     """Return the rows of the contexts, with what stands before them, and the index that gathers them."""
     if run.chunks is not None:
         raise ValueError(f"prefill_chunk: {who} runs a context twice, and chunks keep nothing of it; leave it out")
-    rows, index_BM = run.rows.take(_context_rows(run.rows.regions_BM), pad_left=True)
+    rows, index_BM = run.rows.take(context_rows(run.rows.regions_BM), pad_left=True)
     return replace(rows, next_position=one_past(rows.position, rows.visible_BM)), index_BM

@@ -132,7 +132,7 @@ def _in_chunks(family: Family, run: RunningPass, chunks: Chunks, layers: range) 
         if state is not None:
             del state.ahead[layer]
             state.choices.pop(layer, None)
-            groups_BMS, fill, keys_BhM = state.masks[layer], state.fills.get(layer), state.keys.get(layer)
+            groups_BMS, fill, keys_BhM = state.groups(layer), state.fills.get(layer), state.keys.get(layer)
         entries = run.entries(layer, family.windows[layer])
         if run.observer is not None and queries is not None:
             seen, scale = on_device(entries, states.keys.device), family.decoder.layers[layer].self_attn.scaling
@@ -185,6 +185,7 @@ def run_chunks(
     unpadded: bool = False,
     between: Callable[[], None] | None = None,
     into: Tensor | None = None,
+    keys_BhN: Tensor | None = None,
 ) -> Tensor:
     """Return one layer's output for rows that stand after what its cache holds, [B, n, D].
 
@@ -194,6 +195,7 @@ def run_chunks(
         earlier_BM: positions of the cache's rows, in a layer with a window; None: it holds none yet.
         unpadded: all of ``seen_BN`` is known to be seen; then no mask is made where none is needed.
         between: called after each chunk.
+        keys_BhN: of what is seen, the rows whose key a head has, bool; None: each head has all.
         into: takes the output; may be ``hidden_BND``, of which a chunk reads its own rows alone.
     """
     before, out_BND = seen_BN.shape[1] - hidden_BND.shape[1], torch.empty_like(hidden_BND) if into is None else into
@@ -207,7 +209,7 @@ def run_chunks(
 
         options["observer"] = note
     window = family.window(layer, position if earlier_BM is None else torch.cat([earlier_BM, position], -1))
-    all_seen = Seen(None if unpadded else seen_BN, window)
+    all_seen = Seen(None if unpadded else seen_BN, window, keys_BhN)
     for start in range(0, hidden_BND.shape[1], size):
         part = slice(start, min(start + size, hidden_BND.shape[1]))
         if state is not None:

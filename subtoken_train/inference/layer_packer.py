@@ -78,20 +78,20 @@ class KeyCut:
 
 
 class QueryMoments:
-    """The observer of one prompt pass: notes every layer's mean of q q^T, by which keys of a basis are rounded."""
+    """The observer of one prompt pass: notes every layer's sum of q q^T, by which keys of a basis are rounded."""
 
     def __init__(self) -> None:
         self.of: dict[int, Tensor] = {}
 
     def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
-        """Note the queries of a layer's rows."""
+        """Add the queries of a layer's rows."""
         visible_BN = (rows.regions_BM != Region.PADDING).to(query.device)
-        total = query.new_zeros(*key.shape[:2], *2 * key.shape[-1:], dtype=torch.float32)
+        total = query.new_zeros(*query.shape[:2], *2 * key.shape[-1:], dtype=torch.float32)
         for some, marks_Bn in zip(torch.split(query, BLOCK, 2), torch.split(visible_BN, BLOCK, 1), strict=True):
-            own_Bhnd = (some * marks_Bn[:, None, :, None]).float().reshape(*key.shape[:2], -1, key.shape[-1])
-            total += own_Bhnd.mT @ own_Bhnd
-        count_B = visible_BN.sum(-1).clamp(min=1) * (query.shape[1] // key.shape[1])
-        self.of[layer] = total / count_B[:, None, None, None]
+            own_BHnd = (some * marks_Bn[:, None, :, None]).float()
+            total += own_BHnd.mT @ own_BHnd
+        total = torch.unflatten(total, 1, (key.shape[1], -1)).sum(2)
+        self.of[layer] = total + self.of.get(layer, 0)
 
 
 @dataclass

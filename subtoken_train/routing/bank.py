@@ -80,6 +80,12 @@ class RoutingState:
         tensors: dict[str, Any] = {name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)}
         return replace(self, **tensors)
 
+    def groups(self, layer: int) -> Tensor | None:
+        """Return the kept groups of a layer, [B, N, S]; None where an entry of a head is whole or gone."""
+        mask_BNS, keys_BhN = self.masks.get(layer), self.keys.get(layer)
+        whole = mask_BNS is not None and keys_BhN is not None and mask_BNS.shape[2] == keys_BhN.shape[1]
+        return None if whole else mask_BNS
+
     def mean_balance(self) -> Tensor:
         """Return the balance loss averaged over layers and samples, a scalar; 0 where nothing is learned."""
         return self.balances().mean() if self.choices else torch.zeros((), device=self.routed_BN.device)
@@ -306,7 +312,8 @@ class RouterBank(nn.Module):
                     factor_BNS, slope = masks.straight_through(factor_BNS, *slope), None
             if config.value_gate:
                 factor_BNS = torch.where(routed_BN1, factor_BNS * self.gates[layer](scores_BNS), 1.0)
-        value_BND = masks.apply_group_mask(value_BND, factor_BNS, heads, config.layout, fill_BV, slope)
+        if not self.whole or config.value_gate:  # nobody reads a value whose key is gone
+            value_BND = masks.apply_group_mask(value_BND, factor_BNS, heads, config.layout, fill_BV, slope)
         value_BhNd = torch.unflatten(value_BND, -1, (heads, -1)).transpose(1, 2)
         return LateValues(value_BhNd, learns_BN, keys_BhN, key_logits_BhN)
 

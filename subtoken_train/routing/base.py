@@ -42,8 +42,8 @@ class RoutingConfig:
         byte_share: share of the bf16 bytes of a sample's routed tokens that ``bytes`` spends, its index included; of
             ``delayed`` the share of open gates that training ends at, which no prompt is promised.
         byte_pool: what shares those bytes: each ``head``, the heads of a ``layer``, or ``all`` heads of all layers, for
-            which the context runs once more before the pass that counts; ``learned`` (LKV): every head of every layer
-            has a share of all bytes, the same for all prompts, which is trained with the router.
+            which training runs a context once more before the pass that counts; ``learned`` (LKV): every head of every
+            layer has a share of all bytes, the same for all prompts, which is trained with the router.
         sinks: first routed tokens that ``bytes`` keeps whole, inside its bytes and as far as they reach.
         window: last routed tokens, likewise; of ``delayed`` the tokens that still read an entry whose gate is closed.
         warm_start: file of ``subtoken-train calibrate kvzap``: a ``linear`` or ``mlp`` router of ``bytes`` starts as

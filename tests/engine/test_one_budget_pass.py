@@ -109,22 +109,23 @@ def test_all_layers_share_one_budget(kind, share):
 
 @pytest.mark.parametrize("gate", [False, True])
 @sampled("kind", NAMED, every=2)
-def test_a_context_before_its_question_runs_once(kind, gate):
-    """Its pass keeps what a pass before it chooses where a question follows: keys, groups, and gated values."""
+def test_a_context_runs_once_into_a_cache(kind, gate):
+    """With its question or without, it keeps what training chooses in a pass before: keys, groups, and gated values."""
     backbone = eager(text_family(kind), settings(byte_pool="all", value_gate=gate)).eval()
     ran, batch = [], text_batch([(24, 6, 0), (16, 6, 0)], True)
     alone = contexts_of(batch)
-    hooks = [layer.register_forward_hook(lambda *_: ran.append(1)) for layer in backbone.family.decoder.layers]
+    for layer in backbone.family.decoder.layers:
+        layer.register_forward_pre_hook(lambda _, given: ran.append(given[0].shape[1]))
     caches = [backbone.family.dense_cache() for _ in range(2)]
-    states = [backbone.run(*each, pad_left=True).state for each in zip((batch, alone), caches, strict=True)]
-    for hook in hooks:
-        hook.remove()
-    assert len(ran) == 3 * len(hooks)
-    length = alone.input_ids_BN.shape[1]
+    passes = (batch, None), (batch, caches[0]), (alone, caches[1])
+    states = [backbone.run(*each, pad_left=True).state for each in passes]
+    depth, length = backbone.family.shape.num_layers, alone.input_ids_BN.shape[1]
+    assert ran == [rows for rows in (25, 31, 25, 6, 25) for _ in range(depth)]
     real = alone.regions_BN != Region.PADDING
-    for layer in range(len(hooks)):
-        assert torch.equal(*(state.keys[layer][..., :length].mT[real] for state in states))
-        assert torch.equal(*(state.masks[layer][:, :length][real] for state in states))
+    for layer in range(depth):
+        for other in states[1:]:
+            assert torch.equal(*(state.keys[layer][..., :length].mT[real] for state in (states[0], other)))
+            assert torch.equal(*(state.masks[layer][:, :length][real] for state in (states[0], other)))
         values = [cache.layers[layer].values[:, :, :length].transpose(1, 2)[real] for cache in caches]
         torch.testing.assert_close(*values, rtol=1e-4, atol=1e-4)
 
@@ -302,9 +303,11 @@ def test_a_warm_start_keeps_what_kvzap_keeps(kind, groups, selector):
             kept = own.entries_BN[0][own.heads_BNh[0, :, head]].tolist()
             assert kept == other.entries_BN[0][other.heads_BNh[0, :, head]].tolist()
             entries += len(kept)
-        groups_BNhs = own.group_mask_BNS.unflatten(-1, (shape.num_kv_heads, -1))
-        assert torch.equal(groups_BNhs.all(-1), own.heads_BNh)
-        assert torch.equal(groups_BNhs.any(-1), own.heads_BNh)
+        assert (own.group_mask_BNS is None) == (groups == shape.num_kv_heads)  # whole entries need no index
+        if own.group_mask_BNS is not None:
+            groups_BNhs = own.group_mask_BNS.unflatten(-1, (shape.num_kv_heads, -1))
+            assert torch.equal(groups_BNhs.all(-1), own.heads_BNh)
+            assert torch.equal(groups_BNhs.any(-1), own.heads_BNh)
     assert entries >= count * shape.num_layers * shape.num_kv_heads
 
 
