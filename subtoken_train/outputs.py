@@ -246,14 +246,6 @@ def _is_staged(name: object) -> bool:
     return any(re.fullmatch(rf"\..+{STAGE}", part) for part in Path(os.fsdecode(str(name))).parts)
 
 
-def make_folder(folder: Path) -> list[Path]:
-    """Make a new folder and its parents; returns those that were made, inner ones first."""
-    missing = [folder, *(parent for parent in folder.parents if not parent.exists())]
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.mkdir()
-    return missing
-
-
 def unmake_folders(made: list[Path]) -> None:
     """Remove the folders that were made, inner ones first, as far as they are empty."""
     for folder in made:

@@ -41,11 +41,6 @@ def published_models() -> dict[str, Any]:
     return dict(json.loads(read_text(_PACKAGE / "published_models.json")))
 
 
-def model_type_of(row: dict[str, Any]) -> str:
-    """Return the ``model_type`` of a row of the table."""
-    return str(row.get("own", published_models()["parts"][row["text"]])["model_type"])
-
-
 def recipe_files() -> dict[str, Path]:
     """Return every shipped recipe, overlay and grid by ``FOLDER/NAME``, sorted; the folder of a run is its model."""
     folder = resource("recipes")

@@ -24,6 +24,7 @@ from subtoken_train.datasets.unknown_tokens import say_unknown
 from subtoken_train.documents import check_regular, read_yaml, real_path
 from subtoken_train.errors import UncutError, check_package, shell_words
 from subtoken_train.families.load import family_class, with_processor
+from subtoken_train.outputs import write_whole
 from subtoken_train.resources import find_recipe
 from subtoken_train.training.checkpoints import incomplete, newest_complete, state_path
 from subtoken_train.training.module import adapter_config
@@ -233,7 +234,7 @@ def _open_run(cli: RecipeCLI, resume: Path | None, folder: RunFolder) -> None:
     folder.open(resume is not None)
     if folder.aside is not None:
         print(folder.said(), file=sys.stderr)
-    cli.save_recipe(cli.output_dir / RECIPE_FILE)
+    write_whole(cli.output_dir / RECIPE_FILE, cli.recipe_text())
 
 
 def train(cli: RecipeCLI, resume: Path | None, folder: RunFolder) -> int:

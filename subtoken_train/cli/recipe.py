@@ -26,7 +26,6 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.errors import MAX_SEED, check_package, check_range, in_a_recipe, refuse
 from subtoken_train.evaluation.runner.data_file import answer_records, scores_by_kind
 from subtoken_train.families.backbone_config import check_backbone
-from subtoken_train.outputs import write_whole
 from subtoken_train.reducers import REDUCERS
 from subtoken_train.training.memory import check_strategy
 from subtoken_train.training.module import SubTokenModule
@@ -226,12 +225,8 @@ class RecipeCLI:
         return dict(_plain({key: value for key, value in self.config.items() if key not in (*FLAGS, "push_to_hub")}))
 
     def recipe_text(self) -> str:
-        """Return the resolved recipe as YAML."""
+        """Return the resolved recipe as YAML; with the file as ``--config``, ``--resume`` goes on with it."""
         return yaml.safe_dump(self.resolved(), sort_keys=False, allow_unicode=True)
-
-    def save_recipe(self, path: Path) -> None:
-        """Write the resolved recipe, so that ``--config PATH --resume`` goes on with it."""
-        write_whole(path, self.recipe_text())
 
 
 def _plain(value: Any) -> Any:

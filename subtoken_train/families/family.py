@@ -26,7 +26,7 @@ from subtoken_train.families.images import UNCUT, Picture, Video
 from subtoken_train.functional.gather import count_positions
 from subtoken_train.functional.quantized import dense_shape
 from subtoken_train.reducers.base import PositionPolicy, Reducer
-from subtoken_train.resources import model_type_of, published_models
+from subtoken_train.resources import published_models
 from subtoken_train.types import Batch, Frames, Licence, Region, RenderedPrompt, TowerStatistics, Turn, VisualStates
 
 
@@ -74,8 +74,10 @@ class GivenImages(NamedTuple):
 
 def published_of(*model_types: str) -> tuple[dict[str, Callable[[], Any]], dict[str, Licence]]:
     """Return ``published`` and ``licences`` of model types by the table of published models."""
-    rows = {name: row for name, row in published_models()["models"].items() if model_type_of(row) in model_types}
-    licences = {name: Licence(*published_models()["licences"][row["licence"]]) for name, row in rows.items()}
+    table = published_models()
+    kinds = {name: row.get("own", table["parts"][row["text"]])["model_type"] for name, row in table["models"].items()}
+    rows = {name: table["models"][name] for name, kind in kinds.items() if kind in model_types}
+    licences = {name: Licence(*table["licences"][row["licence"]]) for name, row in rows.items()}
     return {name: partial(_published_config, row) for name, row in rows.items()}, licences
 
 

@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from subtoken_train.artifact.whole_folder import CONFIG_FILE, RECIPE_FILE, free_name
 from subtoken_train.documents import read_json, real_path
 from subtoken_train.errors import refuse
-from subtoken_train.outputs import make_folder, take_lock, unmake_folders, write_whole
+from subtoken_train.outputs import take_lock, unmake_folders, write_whole
 from subtoken_train.training.checkpoints import newest_complete
 from subtoken_train.typed import typed
 from subtoken_train.version import __version__
@@ -130,7 +130,8 @@ class RunFolder:
             self.aside, self.replaces = aside, False
             self._locks.pop().release()
         if not self._real.is_dir():
-            self._made = make_folder(self._real)
+            self._made = [self._real, *(parent for parent in self._real.parents if not parent.exists())]
+            self._real.mkdir(parents=True)
         self._empty = not any(self._real.iterdir())
         self._locks.append(lock_run(self._real))
         self.check(resume)  # again: another process may have been faster

@@ -35,7 +35,7 @@ def train(root, name, *extra):
     quiet = ["--trainer.enable_model_summary=false", "--model.optimizer.warmup_steps=0"]
     cli = RecipeCLI(["--config", str(RECIPE), *places, *short, *quiet, f"--output_dir={run}", *extra])
     run.mkdir()
-    cli.save_recipe(run / "recipe.yaml")
+    (run / "recipe.yaml").write_text(cli.recipe_text())
     cli.trainer.fit(cli.model, cli.datamodule)
     partial = begin(run / "checkpoints", STEPS)
     cli.trainer.save_checkpoint(partial / "state.ckpt")

@@ -124,7 +124,7 @@ def processes(monkeypatch):
 
 def test_a_sweep_goes_on_after_a_failure_and_skips_what_is_finished(tmp_path, tiny_family, processes, capsys):
     fit, recipe = tiny_fit(tmp_path, tiny_family)("--trainer.max_steps=2"), tmp_path / "mine.yaml"
-    RecipeCLI(fit[1:]).save_recipe(recipe)
+    recipe.write_text(RecipeCLI(fit[1:]).recipe_text())
     folder, missing, started = tmp_path / "s", "data.val_file=null,nowhere.json", processes(main)
     command = ["sweep", "--config", str(recipe), "--output_dir", str(folder), "--set", missing]
     assert main(command) == 1
