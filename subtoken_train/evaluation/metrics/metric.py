@@ -2,10 +2,13 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch.distributed
 from torchmetrics import Metric
+
+from subtoken_train.types import grouped
 
 Prediction = str | list[float]
 """A generated answer, or the log-likelihood of each choice. The runner strips answers but those of ``keep_space``."""
@@ -60,26 +63,28 @@ class MeanScores(TaskMetric):
 
     def compute(self) -> dict[str, float]:
         """Return means by name; a score that no sample had is left out."""
-        found: dict[str, list[float]] = {name: [] for name in self.names}
-        for row in self.rows:
-            for name, value in self.figures(*row).items():
-                found[name].append(value)
-        return {name: mean(values) for name, values in found.items() if values}
+        found = grouped(figure for row in self.rows for figure in self.figures(*row).items())
+        return {name: mean(found[name]) for name in self.names if name in found}
 
     @classmethod
     def score(cls, prediction: Any, reference: Mapping[str, Any]) -> float:
         return cls.figures(prediction, reference)[cls.names[0]]
 
 
-def mean_of(name: str, rule: Callable[[Any, Mapping[str, Any]], float]) -> type[MeanScores]:
-    """Make the metric that has one score, the mean of what a rule says of prediction and reference, 0 to 1."""
+def mean_of(
+    name: str, rule: Callable[[Any, Mapping[str, Any]], float], parts: Mapping[str, Sequence[str]] | None = None
+) -> type[MeanScores]:
+    """Make the metric whose score is the mean of what a rule says of prediction and reference, 0 to 1.
+
+    ``parts``: keys of the reference and their values; each value names the mean over the samples that have it.
+    """
 
     class RuleScores(MeanScores):
-        names = (name,)
+        names = (name, *chain.from_iterable((parts or {}).values()))
 
         @staticmethod
         def figures(prediction: Any, reference: Mapping[str, Any]) -> dict[str, float]:
-            return {name: float(rule(prediction, reference))}
+            return dict.fromkeys((name, *(reference[key] for key in parts or ())), float(rule(prediction, reference)))
 
     return RuleScores
 

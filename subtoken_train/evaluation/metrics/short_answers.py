@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from subtoken_train.evaluation.metrics.metric import MeanScores, mean_of
+from subtoken_train.evaluation.metrics.metric import mean_of
 
 SIMILAR_ENOUGH = 0.5
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -50,6 +50,10 @@ def levenshtein(first: str, second: str) -> int:
 
 ANLS = mean_of("lmms_anls", lambda said, of: max(lmms_similarity(said, answer) for answer in of["answers"]))
 """The best similarity to any of the reference's ``answers``, 0 where it is below one half."""
+RelaxedAccuracy = mean_of(
+    "relaxed_accuracy", lambda said, of: relaxed_match(said, of["answer"]), {"kind": ("human", "augmented")}
+)
+"""Share of answers that are right by ``relaxed_match``: of all, and of each ``kind`` (human, augmented)."""
 ExactMatch = mean_of("accuracy", lambda said, of: said.rstrip(".").lower() == of["answer"])
 """Answers equal to the reference's ``answer``, in lower case, but for full stops at the end."""
 Answered = mean_of("answered", lambda said, _: bool(said.strip()))
@@ -65,17 +69,6 @@ def bag_f1(ours: Iterable[str], theirs: Iterable[str]) -> float:
 def without_punctuation(text: str) -> str:
     """Lower the text and drop ASCII punctuation."""
     return text.lower().translate(_WITHOUT_PUNCTUATION)
-
-
-class RelaxedAccuracy(MeanScores):
-    """Share of answers that are right by ``relaxed_match``: of all, and of each ``kind`` (human, augmented)."""
-
-    names = ("relaxed_accuracy", "human", "augmented")
-
-    @staticmethod
-    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        right = float(relaxed_match(prediction, reference["answer"]))
-        return {"relaxed_accuracy": right, reference["kind"]: right}
 
 
 def relaxed_match(prediction: str, target: str) -> bool:

@@ -7,7 +7,7 @@ models that see, ``local_text`` for others.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from subtoken_train.datasets.image_sources import inside
 from subtoken_train.documents import text_problem
 from subtoken_train.errors import MAX_TOKENS, at_place, check_word, refuse
-from subtoken_train.evaluation.metrics.metric import MeanScores
+from subtoken_train.evaluation.metrics.metric import mean_of
 from subtoken_train.evaluation.metrics.short_answers import evalai_answer, leave_one_out, lmms_similarity, relaxed_match
 from subtoken_train.evaluation.tasks.files import read_jsonl, unique_ids
 from subtoken_train.evaluation.tasks.task import Sample, Task
@@ -40,17 +40,8 @@ RULES: dict[str, Callable[[str, Sequence[str]], float]] = {
 }  # score of an answer, 0 to 1, by the rule's name
 
 
-class LocalScores(MeanScores):
-    """``score``, the mean over all samples, and by each rule; references hold ``answers`` and ``metric``, a rule."""
-
-    names = ("score", *RULES)
-
-    @staticmethod
-    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        value = RULES[reference["metric"]](prediction, reference["answers"])
-        return {"score": value, reference["metric"]: value}
-
-
+LocalScores = mean_of("score", lambda said, of: RULES[of["metric"]](said, of["answers"]), {"metric": tuple(RULES)})
+"""``score``, the mean over all samples, and by each rule; references hold ``answers`` and ``metric``, a rule."""
 Paths = str | list[str] | None
 """One or several, as a line names its images or its answers."""
 

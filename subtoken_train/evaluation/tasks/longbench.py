@@ -27,7 +27,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, NamedTuple
 
 from subtoken_train.errors import check_package, refuse, unknown_name
-from subtoken_train.evaluation.metrics.metric import MeanOfTasks, MeanScores
+from subtoken_train.evaluation.metrics.metric import MeanOfTasks, mean_of
 from subtoken_train.evaluation.metrics.short_answers import bag_f1, without_punctuation
 from subtoken_train.evaluation.tasks import files
 from subtoken_train.evaluation.tasks.files import FileRow, find_file, task_folder
@@ -240,15 +240,8 @@ def said_letter(text: str) -> str | None:
     return found[1] if found else None
 
 
-class LongBenchV2Accuracy(MeanScores):
-    """Shares of right letters: ``accuracy``, and of each difficulty and length; an answer without a letter is wrong."""
-
-    names = ("accuracy", *(name for names in _GROUPS.values() for name in names))
-
-    @staticmethod
-    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        right = float(said_letter(prediction) == reference["answer"])
-        return dict.fromkeys(("accuracy", *(reference[group] for group in _GROUPS)), right)
+LongBenchV2Accuracy = mean_of("accuracy", lambda said, of: said_letter(said) == of["answer"], _GROUPS)
+"""Shares of right letters: ``accuracy``, and of each difficulty and length; an answer without a letter is wrong."""
 
 
 class LongBenchV2(LongContext):
