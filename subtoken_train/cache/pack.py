@@ -23,7 +23,7 @@ from subtoken_train.kernels.formats import MODEL, Format, Part, Payload
 from subtoken_train.kernels.native import stored_keys
 from subtoken_train.kernels.row_table import DTYPES, Field, addresses
 from subtoken_train.kernels.storage import Block, BlockPart, PageIndex, RoutedValues, pack_bits
-from subtoken_train.types import LayerPlan, Layout
+from subtoken_train.types import LayerPlan, Layout, grouped
 
 
 @dataclass(frozen=True)
@@ -175,9 +175,7 @@ def pack_layer(
     feedback_Rcdd = None if fed is None else fed.reshape(num_rows, -1, width, width)
     places = marks.rows_RM, marks.kinds, marks.flags_RSM
     layer = _Rows(keys, values, *places, _channels(plan), beside, fill_Rc1d, feedback_Rcdd)
-    blocks, alike = [], dict[tuple[int, ...], list[int]]()
-    for row, each in enumerate(counts.kinds):
-        alike.setdefault(each, []).append(row)
+    blocks, alike = [], grouped((each, row) for row, each in enumerate(counts.kinds))
     table = torch.zeros(num_rows, len(marks.kinds), len(Field), dtype=torch.int64)
     for sizes, members in alike.items():
         rows = None if len(alike) == 1 else sent(members, torch.int64, key_BhNd.device)

@@ -18,6 +18,7 @@ from subtoken_train.evaluation.reporting.runs import SAMPLES, ArmResults, Cost, 
 from subtoken_train.evaluation.results import ArmFacts
 from subtoken_train.evaluation.tasks import TASKS
 from subtoken_train.evaluation.tasks.task import Modality
+from subtoken_train.types import grouped
 
 Scores = npt.NDArray[np.float64]
 Form = Literal["fraction", "points"]
@@ -239,9 +240,9 @@ class ScoreTable:
 
 def make_tables(arms: Sequence[ArmResults]) -> tuple[ScoreTable, ...]:
     """Make the table of the paper's tasks, and those of all other image and text tasks, as far as there are results."""
-    present, tables, falling = sorted({task for arm in arms for task in arm.runs}), [], dict[str, list[str]]()
-    for run in (run for arm in arms for runs in arm.runs.values() for run in runs.values() if not run.higher_is_better):
-        falling.setdefault(run.manifest.task, []).append(run.manifest.primary.replace("_", " "))
+    present, tables = sorted({task for arm in arms for task in arm.runs}), []
+    runs = (run for arm in arms for own in arm.runs.values() for run in own.values() if not run.higher_is_better)
+    falling = grouped((run.manifest.task, run.manifest.primary.replace("_", " ")) for run in runs)
     below = {task: f"{task} ({', '.join(_once(names))}, lower is better)" for task, names in falling.items()}
     if any(task in PAPER_TASKS for task in present):
         tables.append(_table("Scores, the paper's layout", {**PAPER_TASKS, **{mean: mean for mean in MEANS}}, arms))

@@ -5,7 +5,6 @@ as LLaVA (``llava/eval/eval_pope.py``) does. MME (Fu et al., arXiv:2306.13394): 
 read as lmms-eval (``tasks/mme/utils.py``) does, its points as its own ``eval_tool/calculation.py``.
 """
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,12 +122,10 @@ class MMEScores(TaskMetric):
     points = frozenset(f"official_{name}" for name in (*MME_SUBTASKS, *_MME_TOTALS))
 
     def compute(self) -> dict[str, float]:
-        pairs: dict[str, dict[str, list[bool]]] = {name: defaultdict(list) for name in MME_SUBTASKS}
-        for text, reference in self.rows:
-            pairs[reference["category"]][reference["pair"]].append(official_answer(text) == reference["answer"])
-        found = {}
-        for name, own in pairs.items():
-            if whole := [two for two in own.values() if len(two) == 2]:
+        rights = (((of["category"], of["pair"]), official_answer(text) == of["answer"]) for text, of in self.rows)
+        pairs, found = grouped(rights), {}
+        for name in MME_SUBTASKS:
+            if whole := [two for (category, _), two in pairs.items() if category == name and len(two) == 2]:
                 found[name] = 100 * (mean([*map(mean, whole)]) + mean([*map(all, whole)]))
         totals = {total: [found[name] for name in names if name in found] for total, names in _MME_TOTALS.items()}
         points = {total: sum(own) for total, own in totals.items() if own} | found
