@@ -65,10 +65,8 @@ def nowhere(path: str, why: str, advice: str) -> ValueError:
 def resolve(path: str) -> str:
     """Return the path of a local or shipped folder or GGUF file if there is one, else the name unchanged."""
     shipped = [resource_root() / path] if Path(path).parts[:1] == ("checkpoints",) else []
-    for candidate in (Path(path), *shipped):
-        if candidate.is_dir() or (is_gguf(path) and candidate.is_file()):
-            return str(candidate)
-    return path
+    there = (each for each in (Path(path), *shipped) if each.is_dir() or (is_gguf(path) and each.is_file()))
+    return str(next(there, path))
 
 
 def is_hub_id(path: str) -> bool:

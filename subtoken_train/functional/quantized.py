@@ -42,11 +42,8 @@ def dense_weight(linear: nn.Module, dtype: torch.dtype) -> Tensor:
 
 def _row_scales(linear: nn.Module) -> Tensor | None:
     """The scales of an 8-bit weight's rows, [O] in fp32; the first pass moves them from the weight into the layer."""
-    for holder in (getattr(linear, "weight", None), getattr(linear, "state", None)):
-        scales: Tensor | None = getattr(holder, "SCB", None)
-        if scales is not None:
-            return scales
-    return None
+    found = (getattr(getattr(linear, holder, None), "SCB", None) for holder in ("weight", "state"))
+    return next((scales_O for scales_O in found if scales_O is not None), None)
 
 
 def quantised_bytes(shape: tuple[int, ...], kind: Quantization) -> int:

@@ -183,10 +183,8 @@ def recipe_of(adapter: str) -> Path | None:
     """Find the recipe of a run's adapter: NAME.yaml here or in ``recipes/``, else the shipped one; None: no recipe."""
     name = run_name(adapter)
     shipped = shipped_recipe(name)
-    for own in (Path(f"{name}.yaml"), Path("recipes", f"{name}.yaml")):
-        if own.is_file() and (shipped is None or real_path(own) != real_path(shipped)):
-            return own
-    return shipped
+    own = filter(Path.is_file, (Path(f"{name}.yaml"), Path("recipes", f"{name}.yaml")))
+    return next((path for path in own if shipped is None or real_path(path) != real_path(shipped)), shipped)
 
 
 def check_lines(grid: Grid, checked: DryRun) -> list[str]:
