@@ -9,6 +9,7 @@ from operator import and_
 from typing import Literal
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from subtoken_train.datasets.image_sources import MAX_FRAMES, MAX_PIXELS, open_picture
 from subtoken_train.datasets.records import Record
@@ -164,17 +165,15 @@ class Collator:
         width = max(len(sample.input_ids) for sample in samples)
         shifts = [width - len(sample.input_ids) if self.padding_side == "left" else 0 for sample in samples]
 
-        def padded(rows: list[list[int]], fill: int) -> torch.Tensor:
-            out_BN = torch.full((len(rows), width), fill)
-            for i, (row, shift) in enumerate(zip(rows, shifts, strict=True)):
-                out_BN[i, shift : shift + len(row)] = torch.tensor(row)
-            return out_BN
+        def padded(name: str, fill: int) -> torch.Tensor:
+            rows = [torch.tensor(getattr(sample, name)) for sample in samples]
+            return pad_sequence(rows, batch_first=True, padding_value=fill, padding_side=self.padding_side)
 
         ranks = [s.rank_position + shift if s.num_images else -1 for s, shift in zip(samples, shifts, strict=True)]
         return Batch(
-            input_ids_BN=padded([sample.input_ids for sample in samples], padding_id(self.family.tokenizer)),
-            labels_BN=padded([sample.labels for sample in samples], IGNORE_INDEX),
-            regions_BN=padded([sample.regions for sample in samples], int(Region.PADDING)),
+            input_ids_BN=padded("input_ids", padding_id(self.family.tokenizer)),
+            labels_BN=padded("labels", IGNORE_INDEX),
+            regions_BN=padded("regions", int(Region.PADDING)),
             rank_position_B=torch.tensor(ranks),
             pixel_values=None,
             images_per_sample_B=torch.tensor([sample.num_images for sample in samples]),
