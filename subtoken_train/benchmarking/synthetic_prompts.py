@@ -86,9 +86,9 @@ def check_positions(family: Family, parts: PromptParts, new_tokens: int) -> None
         raise ValueError(f"{asked} and the model has {limit}; give shorter prompts or fewer new tokens")
 
 
-def draw_prompts(family: Family, parts: PromptParts, batch_size: int, seed: int = 0) -> Batch:
+def draw_prompts(family: Family, parts: PromptParts, batch_size: int) -> Batch:
     """Draw a batch of prompts on the model's device."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     ids_BN = _words(family, (batch_size, parts.length), generator)
     if family.image_token_id is None:
         return batch_from_inputs(family, ids_BN, torch.ones_like(ids_BN).bool(), {}, parts.context)

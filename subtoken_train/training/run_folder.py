@@ -74,10 +74,10 @@ def requeued_with_work(folder: Path, overwrite: bool) -> bool:
     return marker is None or marker.job == os.environ.get("SLURM_JOB_ID")  # a run of 0.1 does not say
 
 
-def lock_run(folder: Path, seconds: float | None = None) -> FileLock:
+def lock_run(folder: Path) -> FileLock:
     """Take an existing folder for this process; the system gives it back whatever ends the process."""
     try:
-        return take_lock(folder / LOCK_FILE, LOCK_SECONDS if seconds is None else seconds)
+        return take_lock(folder / LOCK_FILE, LOCK_SECONDS)
     except Timeout:
         raise ValueError(f"another 'fit' is writing to {folder}; wait for it, or choose another --output_dir") from None
 
