@@ -105,10 +105,9 @@ class _Header:
 
 def write_calibration(path: Path, calibration: Calibration[Any], overwrite: bool = True) -> None:
     """Write the file whole or not at all."""
-    numbers = asdict(calibration.numbers)
-    own = calibration.method, calibration.backbone, calibration.settings
-    header = _Header(SCHEMA_VERSION, *own, numbers, calibration.data)
-    write_whole(path, json.dumps(asdict(header), indent=1, allow_nan=False) + "\n", overwrite)
+    record = {"schema_version": SCHEMA_VERSION, **asdict(calibration)}
+    del record["digest"]
+    write_whole(path, json.dumps(record, indent=1, allow_nan=False) + "\n", overwrite)
 
 
 def read_calibration(path: object, method: str, kind: type[N]) -> Calibration[N]:

@@ -52,27 +52,24 @@ class PrefixCalibrator(Calibrator):
     @torch.no_grad()
     def numbers(self, backbone: CompressedBackbone, batches: Batches) -> LayerShares:
         use_packed_attention(backbone.family.decoder.config)
-        found = [shares_BRL for batch in batches for shares_BRL in self._shares(backbone, batch)]
+        groups, found = backbone.group_budget, list[Tensor]()
+        for batch in batches:
+            passes = [EvictionPass(self._compression(keep), backbone.family, batch, groups=groups) for keep in KEEP]
+            backbone.run(batch, pad_left=True, observer=passes[0].observe)
+            rows = []
+            for each in passes:
+                each.scores, each.rows = passes[0].scores, passes[0].rows
+                scopes = [each.compression.in_scope(each.rows[layer].regions_BM) for layer in sorted(each.rows)]
+                kept = zip(each.keep(), scopes, strict=True)
+                rows.append(torch.stack([(keep_BhM[:, 0] & scope_BM).sum(-1) for keep_BhM, scope_BM in kept], -1))
+            total_BL = torch.stack([scope_BM.sum(-1) for scope_BM in scopes], -1).cpu()
+            shares_BRL = torch.stack(rows, 1).double().cpu() / total_BL[:, None].clamp(min=1)
+            found += shares_BRL[total_BL.all(-1)]  # of samples that have something in scope
         refuse((not found, f"none of the prompts has anything in scope {self.scope!r}; choose other data"))
         return LayerShares(KEEP, rounded(torch.stack(found).mean(0).tolist()))
 
     def _compression(self, keep: float) -> Compression:
         return Compression(PrefixKV(sinks=self.sinks, recent=self.recent), keep, scope=self.scope)
-
-    def _shares(self, backbone: CompressedBackbone, batch: Batch) -> list[Tensor]:
-        """Shares of every sample that has something in scope, float64 [R, L] each."""
-        groups = backbone.group_budget
-        passes = [EvictionPass(self._compression(keep), backbone.family, batch, groups=groups) for keep in KEEP]
-        backbone.run(batch, pad_left=True, observer=passes[0].observe)
-        rows = []
-        for each in passes:
-            each.scores, each.rows = passes[0].scores, passes[0].rows
-            scopes = [each.compression.in_scope(each.rows[layer].regions_BM) for layer in sorted(each.rows)]
-            kept = zip(each.keep(), scopes, strict=True)
-            rows.append(torch.stack([(keep_BhM[:, 0] & scope_BM).sum(-1) for keep_BhM, scope_BM in kept], -1))
-        total_BL = torch.stack([scope_BM.sum(-1) for scope_BM in scopes], -1)
-        shares_BRL = torch.stack(rows, 1).double().cpu() / total_BL[:, None].cpu().clamp(min=1)
-        return [shares_RL for shares_RL, total_L in zip(shares_BRL, total_BL, strict=True) if bool(total_L.all())]
 
 
 @dataclass(frozen=True)
@@ -177,11 +174,8 @@ class PruneCalibrator(Calibrator):
 def stopped_at(shares_L: list[float], target: float) -> list[float] | None:
     """End a schedule at the first layer whose share, kept from there, meets the target; None where none does."""
     depth = len(shares_L)
-    for layer, share in enumerate(shares_L):
-        row = [*shares_L[:layer], *[share] * (depth - layer)]
-        if sum(row) <= target * depth:
-            return row
-    return None
+    rows = ([*shares_L[:layer], *[share] * (depth - layer)] for layer, share in enumerate(shares_L))
+    return next((row for row in rows if sum(row) <= target * depth), None)
 
 
 def bearable(mass_BM: Tensor, visual_BM: Tensor, total_B: Tensor, alpha: float) -> Tensor:
