@@ -19,6 +19,7 @@ from subtoken_train.cli.recipe import RecipeCLI, recipe_plan
 from subtoken_train.cli.recipe_source import BANDS, KEYS, read_source
 from subtoken_train.cli.trainer_parts import KINDS, SETTINGS, named_parts
 from subtoken_train.datasets.datamodule import CorpusDataModule, InstructionDataModule, RecallDataModule
+from subtoken_train.outputs import write_whole
 from subtoken_train.training.checkpoints import Marker, begin, seal
 from subtoken_train.training.run_checkpoints import RunStopped, interrupted
 from subtoken_train.training.run_folder import RunFolder
@@ -273,7 +274,7 @@ def test_a_saved_recipe_passes_again(tmp_path, monkeypatch, key, name):
     first = RecipeCLI(["--config", str(RECIPE), "--config", str(overlay)])
     (tmp_path / "recipe.yaml.partial").symlink_to(overlay)
     before = overlay.read_text()
-    saved.write_text(first.recipe_text())
+    write_whole(saved, first.recipe_text())
     assert (overlay.read_text(), saved.is_symlink()) == (before, False)  # a link there leads nowhere
     assert RecipeCLI(["--config", str(saved)]).resolved() == first.resolved()
 
