@@ -156,6 +156,17 @@ def times(record: dict[str, Any]) -> str:
     return markdown(["tokens", "rounds", "plain pass", *names], rows)
 
 
+def recipe(record: dict[str, Any]) -> str:
+    """A row per part of what ``subtoken-train benchmark`` timed, a column per other side."""
+    sides = [name for name in record["rows"][0]["sides"] if name != record["rows"][0]["subject"]]
+    rows = [
+        [f"{row['prompt']['length']:,}", part, *(cell(row["ratios"][part][side]) for side in sides)]
+        for row in record["rows"]
+        for part in row["ratios"]
+    ]
+    return markdown(["tokens", "part", *(side.replace("_", " ") for side in sides)], rows)
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
