@@ -109,18 +109,13 @@ def test_choice_equals_a_plain_loop(rows, heads, group, length, size, seed):
     number = length // size
     forced = random_mask(seed + 2, rows, number, share=0.2)
     count = max(int(forced.sum(-1).max()), number // 2)
-    found = chosen_pages(index_of(keys, size, count, forced), query)
-    for r in range(rows):
-        for h in range(heads):
-            bounds = []
-            for page in range(number):
-                own = keys[r, h, page * size : (page + 1) * size]
-                each = [float(torch.maximum(q * own.amin(0), q * own.amax(0)).sum()) for q in query[r, h]]
-                bounds.append(float("inf") if forced[r, page] else sum(each) / group)
-            kept = found[r, h].tolist()
-            assert len(set(kept)) == count
-            worst = min((bounds[page] for page in kept), default=float("inf"))
-            assert all(bounds[page] <= worst + 1e-4 for page in range(number) if page not in kept)
+    pages = index_of(keys, size, count, forced)
+    products = [query[:, :, :, None] * bound[:, :, None] for bound in (pages.low, pages.high)]
+    bounds = torch.maximum(*products).sum(-1).mean(2).masked_fill(forced[:, None], torch.inf)
+    for own, kept in zip(bounds.flatten(0, 1).tolist(), chosen_pages(pages, query).flatten(0, 1).tolist(), strict=True):
+        assert len(set(kept)) == count
+        worst = min((own[page] for page in kept), default=float("inf"))
+        assert all(own[page] <= worst + 1e-4 for page in range(number) if page not in kept)
 
 
 def test_ties_go_to_the_earlier_page():

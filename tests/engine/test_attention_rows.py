@@ -11,6 +11,7 @@ from subtoken_train.types import Region
 from tests.support.helpers import gqa_family, make_batch, sharpen
 from tests.support.sampling import sampled
 from tests.support.text_families import text_batch, text_family
+from tests.support.tiny.qwen import qwen_batch, qwen_family, qwen_records
 
 MIXED = [(1, 9), (2, 7), (0, 12)]
 P, S, V, Q, A = (int(r) for r in (Region.PADDING, Region.SYSTEM, Region.VISUAL, Region.QUERY, Region.ANSWER))
@@ -55,6 +56,16 @@ def test_equals_eager_attention(family, pad_left):
             assert row.dtype == torch.float32
             assert torch.allclose(row, expected, atol=1e-5)
     assert expected.std() > 0.01  # far from uniform, so that a wrong head or position shows
+
+
+def test_fastv_ranks_by_the_attention_of_the_mrope_decoder(tmp_path):
+    qwen = qwen_family()
+    batch = qwen_batch(qwen, qwen_records(tmp_path), pad_left=True)
+    row_B = torch.tensor([*batch.rank_position_B[:2], batch.regions_BN.shape[1] - 1])
+    for layer, full in enumerate(full_attention(qwen, batch)):
+        row = attended(row_attention, qwen, batch, layer, row_B)
+        torch.testing.assert_close(row, full[torch.arange(3), row_B], rtol=1e-4, atol=1e-5)
+    assert (layer, row.std() > 0.01) == (3, True)
 
 
 @sampled("pad_left", [False, True], every=4)
@@ -110,20 +121,13 @@ def hidden_of(text, batch, alpha, sinks=2, recent=4):
 
 
 def masked(text, batch, sinks, recent):
-    """The model itself, run on one mask for all layers: streaming, written as a loop over places."""
-    visible = batch.regions_BN != Region.PADDING
-    mask = torch.full((len(visible), 1, visible.shape[1], visible.shape[1]), torch.finfo(torch.float32).min)
-    for sample, marks in enumerate(visible):
-        rows = marks.nonzero()[:, 0].tolist()
-        for i, row in enumerate(rows):
-            for j, key in enumerate(rows[: i + 1]):
-                if j < sinks or i - j < recent:
-                    mask[sample, 0, row, key] = 0
-        for row in range(len(marks)):
-            mask[sample, 0, row, row] = 0
-    out = text.model.model(
-        inputs_embeds=text.embed(batch), attention_mask=mask, position_ids=text.positions(batch), use_cache=False
-    )
+    """The model itself, run on one mask for all layers: streaming, by the places of the rows."""
+    visible, place = batch.regions_BN != Region.PADDING, text.positions(batch)
+    apart = place[:, :, None] - place[:, None]
+    sees = (apart >= 0) & ((place[:, None] < sinks) | (apart < recent)) & visible[:, :, None] & visible[:, None]
+    sees |= torch.eye(visible.shape[1]).bool()
+    mask = torch.zeros(sees.shape).masked_fill(~sees, torch.finfo(torch.float32).min)[:, None]
+    out = text.model.model(inputs_embeds=text.embed(batch), attention_mask=mask, position_ids=place, use_cache=False)
     return out.last_hidden_state
 
 

@@ -5,7 +5,6 @@ import re
 import pytest
 import torch
 
-from subtoken_train.engine.attention_rows import row_attention
 from subtoken_train.engine.build import Stage2Config, assemble
 from subtoken_train.engine.modes import enable_checkpointing
 from subtoken_train.families.images import Video
@@ -215,22 +214,6 @@ def test_forced_gather_with_everything_kept(kind, family, batches, pad_left, red
     result = backbone.run(batch, force_gather=True, pad_left=pad_left)
     assert torch.equal(result.rows.visible_BM, real)
     assert (backbone.logits(result)[real] - hf_logits(family, batch)[real]).abs().max() < 1e-5
-
-
-def test_fastv_ranks_by_the_attention_of_the_mrope_decoder(tmp_path):
-    qwen = qwen_family()
-    batch = qwen_batch(qwen, qwen_records(tmp_path), pad_left=True)
-    visible, positions = batch.regions_BN != Region.PADDING, qwen.positions(batch)
-    qwen.model.set_attn_implementation("eager")
-    rows = {"inputs_embeds": qwen.embed(batch), "attention_mask": visible.long(), "position_ids": positions}
-    full = qwen.decoder(**rows, output_attentions=True, use_cache=False).attentions
-    qwen.model.set_attn_implementation("sdpa")
-    row_B = torch.tensor([batch.rank_position_B[0], batch.rank_position_B[1], visible.shape[1] - 1])
-    for layer in range(4):
-        below = qwen.run_layers(qwen.embed(batch), visible, positions, stop=layer)
-        row = row_attention(qwen, layer, below, visible, positions, row_B)
-        torch.testing.assert_close(row, full[layer].mean(1)[torch.arange(3), row_B], rtol=1e-4, atol=1e-5)
-    assert row.std() > 0.01
 
 
 @pytest.mark.parametrize("pictures", [1, 2], ids=["video", "video-and-image"])

@@ -27,11 +27,13 @@ def hf_logits(family, batch):
 
 
 def naive_logits(backbone, batch, result):
-    """One sample: every layer with an explicit softmax per row, from the pass's own choices."""
+    """One sample: every layer with an explicit softmax over all rows, from the pass's own choices."""
     family = backbone.family
     hidden = family.embed(batch)
     cos, sin = family.decoder.rotary_emb(hidden, family.positions(batch))
-    regions, length = batch.regions_BN[0], batch.input_ids_BN.shape[1]
+    length = batch.input_ids_BN.shape[1]
+    apart = torch.arange(length)[:, None] - torch.arange(length)
+    whole = torch.isin(batch.regions_BN[0], torch.tensor([Region.SYSTEM, Region.CONTEXT]))[:, None]
     for index, layer in enumerate(family.decoder.layers):
         attention, normed = layer.self_attn, layer.input_layernorm(hidden)
         query, key, value = (
@@ -43,14 +45,10 @@ def naive_logits(backbone, batch, result):
         query, key = apply_rotary_pos_emb(query, key, cos, sin)
         groups = result.state.masks[index][0].repeat_interleave(4, dim=-1)
         routed = (value.transpose(1, 2).flatten(2) * groups).view(1, length, -1, 16).transpose(1, 2)
-        out = torch.zeros(1, 4, length, 16)
-        for row in range(length):
-            whole = regions[row] in (Region.SYSTEM, Region.CONTEXT)
-            first = 0 if family.windows[index] is None else max(0, row + 1 - family.windows[index])
-            columns = [c for c in range(first, row + 1) if whole or result.kept[index][0, c]]
-            for head in range(4):
-                weights = (query[0, head, row] @ key[0, head // 2, columns].T * 0.25).softmax(-1)
-                out[0, head, row] = weights @ (value if whole else routed)[0, head // 2, columns]
+        key, value, routed = (states.repeat_interleave(2, 1) for states in (key, value, routed))
+        sees = (apart >= 0) & (apart < (family.windows[index] or length)) & (whole | result.kept[index][0])
+        weights = (query @ key.mT * 0.25).masked_fill(~sees, -torch.inf).softmax(-1)
+        out = torch.where(whole, weights @ value, weights @ routed)
         hidden = hidden + attention.o_proj(out.transpose(1, 2).flatten(2))
         hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
     return family.logits(hidden)

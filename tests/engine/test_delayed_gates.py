@@ -40,16 +40,11 @@ def gated(kind="llama", **changed) -> CompressedBackbone:
 
 
 def loops(query, key, value, gate_hN, late_NN, scale):
-    """Attention of one sample, row by row and entry by entry, [H, N, d]; ``late_NN``: where ``gate_hN`` joins in."""
-    out, shares = torch.zeros_like(query), query.shape[0] // key.shape[0]
-    for head in range(query.shape[0]):
-        own = head // shares
-        for row in range(query.shape[1]):
-            logits = torch.tensor([float(query[head, row] @ key[own, j]) * scale for j in range(row + 1)])
-            for j in range(row + 1):
-                logits[j] += float(gate_hN[own, j]) if late_NN[row, j] else 0.0
-            out[head, row] = torch.softmax(logits, 0).to(value) @ value[own, : row + 1]
-    return out
+    """Attention of one sample by its whole matrix, [H, N, d]; ``late_NN``: where ``gate_hN`` joins in."""
+    key, value, gate_HN = (each.repeat_interleave(len(query) // len(key), 0) for each in (key, value, gate_hN))
+    logits = query @ key.mT * scale + torch.where(late_NN, gate_HN[:, None], 0.0)
+    later = torch.ones(late_NN.shape).triu(1).bool()
+    return logits.masked_fill(later, -math.inf).softmax(-1) @ value
 
 
 def later_than(length, delay):

@@ -1,6 +1,5 @@
-"""TriAttention and R-KV: plain loops over complex numbers and over keys, rows that are heads, what is refused."""
+"""TriAttention and R-KV: beside plain references in complex numbers, rows that are heads, what is refused."""
 
-import cmath
 from types import SimpleNamespace
 
 import pytest
@@ -29,22 +28,14 @@ def methods():
 
 
 def foretold(method, view, sample, head):
-    """A query head's scores of all rows of a sample before they are standardised, frequency by frequency."""
-    numbers, scores = method.read_numbers(), []
-    mean, length = numbers.mean[view.layer][head], numbers.length[view.layer][head]
-    distances = [2**i for i in range(17)]
-    for key in view.key_BhNd[sample, head // GROUP].tolist():
-        score = 0.0
-        for i in range(HALF):
-            centre, turned = complex(mean[i], mean[i + HALF]), complex(key[i], key[i + HALF])
-            frequency = 100.0 ** -(2 * i / WIDTH)
-            for distance in distances:
-                query = centre * cmath.exp(1j * frequency * (int(view.next_position[sample, 0]) + distance))
-                score += (query * turned.conjugate()).real / len(distances)
-            score += max(length[i] - abs(centre), 0) * abs(turned) / 2
-            score += max(length[i + HALF] - abs(centre), 0) * abs(turned) / 2
-        scores.append(score)
-    return torch.tensor(scores)
+    """A query head's scores of all rows of a sample before they are standardised, in complex numbers."""
+    numbers, key = method.read_numbers(), view.key_BhNd[sample, head // GROUP].double()
+    mean, length = (torch.tensor(each[view.layer][head]).double() for each in (numbers.mean, numbers.length))
+    centre, turned = torch.complex(mean[:HALF], mean[HALF:]), torch.complex(key[:, :HALF], key[:, HALF:])
+    ahead = int(view.next_position[sample, 0]) + 2.0 ** torch.arange(17)[:, None]
+    queries = centre * (1j * ahead * 100.0 ** -(2 * torch.arange(HALF).double() / WIDTH)).exp()
+    beside = (length.view(2, HALF) - centre.abs()).clamp(min=0).mean(0) * turned.abs()
+    return ((queries.mean(0) * turned.conj()).real + beside).sum(-1).float()
 
 
 @pytest.mark.parametrize(("pad", "dtype"), RUNS)
@@ -61,14 +52,11 @@ def test_triattention_is_a_sum_over_frequencies_and_distances(pad, dtype):
 
 def repeated(keys, alike):
     """Mean similarity of each key of a head to all others, the latest one that is alike left out of each row."""
-    unit = [key / key.norm() for key in keys.float()]
-    total = torch.zeros(len(unit))
-    for i, one in enumerate(unit):
-        similar = [0.0 if i == j else float(one @ other) for j, other in enumerate(unit)]
-        latest = max((j for j, each in enumerate(similar) if each > alike), default=None)
-        for j, each in enumerate(similar):
-            total[j] += 0.0 if j == latest else each
-    return (total / len(unit)).softmax(0)
+    unit = keys.float() / keys.float().norm(dim=-1, keepdim=True)
+    similar = (unit @ unit.T).fill_diagonal_(0)
+    for row in similar:
+        row[(row > alike).nonzero()[-1:, 0]] = 0
+    return similar.mean(0).softmax(0)
 
 
 @pytest.mark.parametrize(("pad", "dtype"), RUNS)
@@ -80,10 +68,8 @@ def test_rkv_is_attention_less_redundancy(pad, dtype):
             keys, queries = view.key_BhNd[sample][:, entries].float(), view.query_BHNd[sample][:, entries].float()
             before = keys.shape[1] - 3
             for head, own in enumerate(keys):
-                paid = torch.zeros(before)
-                for row in range(before, before + 3):
-                    logits = [own[:before] @ each[row] for each in queries[head * GROUP : (head + 1) * GROUP]]
-                    paid += (torch.stack(logits).amax(0) * view.scale).softmax(0) / 3
+                logits = queries[head * GROUP : (head + 1) * GROUP, before:] @ own[:before].T
+                paid = (logits.amax(0) * view.scale).softmax(-1).mean(0)
                 pooled = torch.stack([paid[max(i - 1, 0) : i + 2].amax() for i in range(before)])
                 expected = -0.7 * repeated(own, 0.2)
                 expected[:before] += 0.3 * pooled

@@ -1,7 +1,5 @@
 """Methods by keys: sinks, chance, unlike keys, neighbours, leverage and chunks, beside plain references."""
 
-import math
-
 import pytest
 import torch
 
@@ -91,32 +89,22 @@ def test_lagkv_is_kvpress_s(shared, name):
 
 
 def plain_scores(key, value, method):
-    """Scores of one head of one prompt, and what is protected, number by number."""
+    """Scores of one head of one prompt, and what is protected, partition by partition."""
     length = len(key)
     partitions = (length - method.sinks) // method.lag
     if partitions < 2:
         rest = length - method.sinks
         return [max(i - method.sinks, 0) / rest for i in range(length)], [i < method.sinks for i in range(length)]
     scores = [1.0] * length
-    for part in range(partitions - 1):
-        start = method.sinks + part * method.lag
-        own, following = range(start, start + method.lag), range(start + method.lag, start + 2 * method.lag)
-        total = [0.0] * method.lag
+    for start in range(method.sinks, method.sinks + (partitions - 1) * method.lag, method.lag):
+        total = torch.zeros(method.lag).double()
         for states in (key, value):
-            spread = []
-            for i in own:
-                relative = []
-                for channel in range(states.shape[1]):
-                    reference = [float(states[j, channel]) for j in following]
-                    low, high = min(reference), max(reference)
-                    relative.append((float(states[i, channel]) - low) / (high - low))
-                mean = sum(relative) / len(relative)
-                spread.append(math.sqrt(sum((x - mean) ** 2 for x in relative) / (len(relative) - 1)))
-            shares = [math.exp(x) / sum(map(math.exp, spread)) for x in spread]
-            total = [a + b / 2 for a, b in zip(total, shares, strict=True)]
+            own, following = states[start:].double().split(method.lag)[:2]
+            low, high = following.amin(0), following.amax(0)
+            total += ((own - low) / (high - low)).std(1).softmax(0) / 2
         if not method.cross_scoring:
-            total = [sum(other < own_score for other in total) / method.lag for own_score in total]
-        scores[start : start + method.lag] = total
+            total = (total[:, None] > total).sum(1) / method.lag
+        scores[start : start + method.lag] = total.tolist()
     scored = range(method.sinks, method.sinks + (partitions - 1) * method.lag)
     return scores, [i not in scored for i in range(length)]
 
@@ -146,18 +134,14 @@ def test_constant_channels_say_nothing():
 
 
 def plain_scores_of_cur(key, value, method):
-    """Scores of one head of one prompt, number by number."""
+    """Scores of one head of one prompt, window by window; in windows of zeros they are 0."""
     parts = []
     for states in (key, value):
-        squares = [sum(float(x) ** 2 for x in row) for row in states]
-        if method.local:
-            starts = range(0, len(squares), method.local)
-            windows = [squares[start : start + method.local] for start in starts]
-            squares = [each / sum(own) if sum(own) else 0.0 for own in windows for each in own]
-        parts.append(squares)
-    pairs = list(zip(*parts, strict=True))
-    scores = [{"product": a * b, "mean": (a + b) / 2, "key": a, "value": b}[method.leverage] for a, b in pairs]
-    return [each / sum(scores) if sum(scores) else 0.0 for each in scores]
+        windows = states.double().square().sum(1).split(method.local or len(states))
+        parts.append(torch.cat([own / own.sum() for own in windows] if method.local else windows))
+    a, b = parts
+    scores = {"product": a * b, "mean": (a + b) / 2, "key": a, "value": b}[method.leverage]
+    return scores / scores.sum()
 
 
 @pytest.mark.parametrize("kind", ["product", "mean", "key", "value"])
@@ -171,7 +155,7 @@ def test_cur_is_the_plain_reference(kind, sinks, local, pad):
     for sample, entries, _, keys, values in samples(view):
         for head, states in enumerate(zip(keys, values, strict=True)):
             expected, ours = plain_scores_of_cur(*states, method), found.scores_BhN[sample, head]
-            torch.testing.assert_close(ours[entries], torch.tensor(expected), rtol=1e-4, atol=1e-7)
+            torch.testing.assert_close(ours[entries], expected.float(), rtol=1e-4, atol=1e-7)
             assert not ours[~entries].any()
         count = int(entries.sum())
         assert found.protected_BN[sample, entries].tolist() == [place < sinks for place in range(count)]
@@ -224,15 +208,13 @@ def test_golden_parts(shared, monkeypatch):
 def plain_attention(query, key, value, method):
     """Part (b) of one prompt, chunk by chunk and row by row, [h, n]."""
     kv_heads, length, _ = key.shape
-    group = len(query) // kv_heads
-    sums = torch.zeros(len(query), length)
+    group, sums = len(query) // kv_heads, torch.zeros(len(query), length)
     for head in range(len(query)):
         for start in range(0, length, method.chunk):
             rows = range(start, min(start + method.chunk, length))
             absent = 0 if method.masked else method.chunk - len(rows)
-            for row in rows:
-                weights = torch.stack([(query[head, row] @ key[head // group, j]).exp() for j in rows])
-                sums[head, rows] += weights / (weights.sum() + absent)
+            weights = (query[head, rows] @ key[head // group, rows].T).exp()
+            sums[head, rows] = (weights / (weights.sum(1, keepdim=True) + absent)).sum(0)
             sums[head, rows] += absent / method.chunk  # rows of zeros look at all alike
     scores = sums.view(kv_heads, group, length).mean(1) * value.norm(dim=-1)
     return torch.stack([scores[:, max(0, j - 1) : j + 2].sum(-1) / 3 for j in range(length)], -1)

@@ -259,29 +259,20 @@ def test_sets_are_the_release_s_but_for_how_shares_are_rounded(word):
 
 
 def plain(matrix, window, method):
-    """(scores [h, N], log preference) of one prompt without padding, number by number."""
-    length = matrix.shape[-1]
-    before, rows, matrix = length - window, range(length - window, length), matrix.double().tolist()
-    entropy, scattered, of_head = 0.0, 0.0, []
-    for head in matrix:
-        value = []
-        for column in range(before):
-            seen = [head[row][column] for row in rows]
-            mean = sum(seen) / window
-            variance = sum((one - mean) ** 2 for one in seen) / max(window - 1, 1)
-            entropy -= sum(one * math.log(one + 1e-10) for one in seen)
-            scattered += variance
-            value.append(mean + method.gamma * variance)
-        half = method.kernel // 2
-        of_head.append([sum(value[max(0, i - half) : i + half + 1]) / method.kernel for i in range(before)])
-    group = len(matrix) // prompt_views.KV_HEADS
-    means = [
-        [sum(own[i] for own in of_head[head * group : (head + 1) * group]) / group for i in range(before)]
-        for head in range(prompt_views.KV_HEADS)
+    """(scores [h, N], log preference) of one prompt without padding, in fp64, written out."""
+    before, half = matrix.shape[-1] - window, method.kernel // 2
+    seen = matrix.double()[:, before:, :before]
+    mean = seen.sum(1) / window
+    variance = (seen - mean[:, None]).square().sum(1) / max(window - 1, 1)
+    value = mean + method.gamma * variance
+    pooled = [value[:, max(0, i - half) : i + half + 1].sum(1) / method.kernel for i in range(before)]
+    scores = [
+        torch.stack(pooled, 1).view(prompt_views.KV_HEADS, -1, before).mean(1),
+        torch.zeros(prompt_views.KV_HEADS, window),
     ]
-    tiny = torch.finfo(torch.float32).tiny
+    entropy, scattered, tiny = -(seen * (seen + 1e-10).log()).sum(), variance.sum(), torch.finfo(torch.float32).tiny
     preference = math.log(max(entropy, tiny)) / method.tau1 + math.log(max(scattered, tiny)) / method.tau2
-    return torch.tensor([row + [0.0] * window for row in means]), preference
+    return torch.cat(scores, 1).float(), preference
 
 
 @pytest.mark.parametrize("settings", [{}, {"gamma": 0.5, "kernel": 3, "tau1": 0.4, "tau2": 2.0}])
@@ -324,16 +315,11 @@ def test_while_decoding_layers_keep_the_prompt_s_preferences():
     assert by_head.weight_B.tolist() == first.weight_B.tolist() * prompt_views.KV_HEADS
 
 
-def claims_by_loop(score, floor, budget, window):
+def claims(score, floor, budget, window):
     """(window, claim) of every head, in real numbers, before anything is rounded or cut off."""
-    window = [min(own, most) for own, most in zip(window, budget, strict=True)]
-    left = [most - own for own, most in zip(window, budget, strict=True)]
-    total = sum(score)
-    claims = [
-        floor * own + (1 - floor) * (each / total if total else 0) * sum(left)
-        for own, each in zip(left, score, strict=True)
-    ]
-    return window, claims
+    window = torch.minimum(window, budget)
+    left, share = budget - window, score / score.sum() if score.any() else score
+    return window, floor * left + (1 - floor) * share * left.sum()
 
 
 @pytest.mark.parametrize(("name", "given"), [("headkv", {"floor": 0.2}), ("sparsemm", {})])
@@ -371,10 +357,9 @@ def test_budgets_equal_a_loop_and_their_sum(seed, heads, floor):
     assert int(found.sum()) == int(budget.sum())
     assert (found >= torch.minimum(window, budget)[:, 0].clamp(min=1)).all()
     assert (found <= most[:, 0]).all()
-    own, claims = claims_by_loop(score[:, 0].tolist(), floor, budget[:, 0].tolist(), window[:, 0].tolist())
-    wanted = [a + b for a, b in zip(own, claims, strict=True)]
-    if score.any() and all(1 <= each <= int(limit) for each, limit in zip(wanted, most, strict=True)):
-        assert all(abs(int(count) - each) < 1 for count, each in zip(found, wanted, strict=True))
+    wanted = sum(claims(score.double(), floor, budget, window))
+    if score.any() and ((wanted >= 1) & (wanted <= most)).all():
+        assert ((found[:, None] - wanted).abs() < 1).all()
 
 
 def test_while_decoding_a_head_that_is_a_row_has_the_same_share():

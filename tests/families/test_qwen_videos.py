@@ -55,17 +55,10 @@ def patches_by_hand(pixels_F3HW, side):
     """Layer by layer, 2 x 2 patches at a time: channel, frame, row, column."""
     if len(pixels_F3HW) % 2:
         pixels_F3HW = torch.cat([pixels_F3HW, pixels_F3HW[-1:]])
-    rows = []
-    for layer in range(0, len(pixels_F3HW), 2):
-        pair = pixels_F3HW[layer : layer + 2].transpose(0, 1)
-        high, wide = pair.shape[2] // side, pair.shape[3] // side
-        for top in range(0, high, 2):
-            for left in range(0, wide, 2):
-                for row in (top, top + 1):
-                    for column in (left, left + 1):
-                        cut = pair[:, :, row * side : (row + 1) * side, column * side : (column + 1) * side]
-                        rows.append(cut.flatten())
-    return torch.stack(rows)
+    pairs = pixels_F3HW.unflatten(0, (-1, 2)).transpose(1, 2)
+    squares = [block for pair in pairs for band in pair.split(2 * side, 2) for block in band.split(2 * side, 3)]
+    cuts = [cut for block in squares for band in block.split(side, 2) for cut in band.split(side, 3)]
+    return torch.stack([cut.flatten() for cut in cuts])
 
 
 @pytest.mark.parametrize("frames", [1, 4, 5])

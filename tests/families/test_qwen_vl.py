@@ -12,6 +12,7 @@ from PIL import Image
 from subtoken_train.inference.prompt_inputs import batch_from_inputs, inputs_of
 from subtoken_train.types import Region
 from tests.support.helpers import compress, unread
+from tests.support.plain_parts import prompt_positions
 from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 from tests.support.tiny import qwen
@@ -38,30 +39,13 @@ def test_counted_tokens_are_what_the_processor_makes(height, width, cap):
     assert pixels.shape[1] == 3 * 2 * 14 * 14
 
 
-def mrope_by_hand(family, batch):
-    """Token by token: text counts on along all axes; an image stands still in time and spreads over the others."""
-    position = torch.zeros(3, *batch.input_ids_BN.shape, dtype=torch.long)
-    grids = [] if batch.image_grid_I3 is None else batch.image_grid_I3.tolist()
-    for sample, ids in enumerate(batch.input_ids_BN):
-        following = place = 0
-        for column in (batch.regions_BN[sample] != Region.PADDING).nonzero()[:, 0].tolist():
-            if ids[column] != family.image_token_id:
-                position[:, sample, column] = following
-                following += 1
-                continue
-            rows, columns = grids[0][1] // 2, grids[0][2] // 2
-            position[:, sample, column] = following + torch.tensor([0, place // columns, place % columns])
-            place += 1
-            if place == rows * columns:
-                following, place = following + max(rows, columns), 0
-                grids.pop(0)
-    return position
-
-
 @pytest.mark.parametrize("pad_left", [False, True])
 def test_positions_of_several_images_and_text_on_either_side(family, records, pad_left):
     batch = qwen.qwen_batch(family, records, pad_left)
-    assert torch.equal(family.positions(batch), mrope_by_hand(family, batch))
+    expected = torch.zeros(3, *batch.input_ids_BN.shape, dtype=torch.long)
+    for sample, marks in enumerate(batch.regions_BN != Region.PADDING):
+        expected[:, sample, marks] = prompt_positions(family, batch, sample)
+    assert torch.equal(family.positions(batch), expected)
     text = qwen.qwen_batch(family, [records[2], records[2]], pad_left)
     assert torch.equal(family.positions(text)[0], torch.arange(text.input_ids_BN.shape[1]).expand(2, -1))
 

@@ -1,5 +1,6 @@
 """Cut keys: ThinK's channels and RotateK's axes beside their releases; rotations; axes of values."""
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -121,18 +122,16 @@ def test_logits_are_the_release_s(word, kept):
 
 
 def plain_scores(query_BHNd, key_BhNd, asks_BN, kept_BhN):
-    """Mean q^2 over the rows and heads of a group times mean k^2, written out."""
-    batch, heads, _, width = query_BHNd.shape
-    kv_heads = key_BhNd.shape[1]
+    """Mean q^2 over the rows and heads of a group times mean k^2, a head at a time; 0 where either has none."""
+    batch, kv_heads, _, width = key_BhNd.shape
     scores = torch.zeros(batch, kv_heads, width)
-    for sample in range(batch):
-        for head in range(kv_heads):
-            group = range(head * heads // kv_heads, (head + 1) * heads // kv_heads)
-            asks = [query_BHNd[sample, h, n] for h in group for n in asks_BN[sample].nonzero()[:, 0]]
-            keys = key_BhNd[sample, head, kept_BhN[sample, head]]
-            if asks and len(keys):
-                asked = torch.stack([q.float() ** 2 for q in asks]).mean(0)
-                scores[sample, head] = asked * (keys.float() ** 2).mean(0)
+    for sample, head in product(range(batch), range(kv_heads)):
+        group = query_BHNd[sample].unflatten(0, (kv_heads, -1))[head]
+        asks, keys = (
+            group[:, asks_BN[sample]].flatten(0, 1).float(),
+            key_BhNd[sample, head, kept_BhN[sample, head]].float(),
+        )
+        scores[sample, head] = (asks.square().mean(0) * keys.square().mean(0)).nan_to_num(0.0)
     return scores
 
 

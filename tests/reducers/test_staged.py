@@ -317,28 +317,16 @@ def test_what_stays_and_what_is_recycled_make_the_count(tokens, left):
     assert kept + recycled(tokens - kept)[1] == left or kept == left < 1 + recycled(tokens - 1)[1]
 
 
-def rated(family, layer, hidden, position, raters, visual, version, heads):
-    """What the raters make of the visual rows in a layer, by loops over heads and raters."""
-    block = family.decoder.layers[layer]
-    normed = block.input_layernorm(hidden[None])
-    query, key = family.query_heads(layer, normed), family.key_heads(layer, normed)
-    cos, sin = family.decoder.rotary_emb(normed, position[None])
-    query, key = family.rotate(layer, query, key, (cos, sin))
-    _, ones = family.rotate(layer, torch.ones_like(key), torch.ones_like(key), (cos, sin))
-    per_head = []
-    for head in range(query.shape[1]):
-        shared = head // (query.shape[1] // key.shape[1])
-        total = torch.zeros(len(visual))
-        for row in raters:
-            logits = query[0, head, row] @ key[0, shared, : row + 1].T * block.self_attn.scaling
-            paid = torch.zeros(len(hidden)).index_copy(0, torch.arange(row + 1), logits.softmax(-1))[visual]
-            if version == 2:
-                paid = paid / (ones[0, 0, row] @ ones[0, 0, visual].T * block.self_attn.scaling)
-            total += paid
-        per_head.append(total / len(raters))
-    if version == 2:
-        per_head = sorted(per_head, key=lambda total: -float(total.sum()))[:heads]
-    return torch.stack(per_head).mean(0)
+def rated(family, layer, hidden, places, raters, visual, version, heads):
+    """What the raters make of the visual rows in a layer, by the whole matrix of every head."""
+    paid = layer_attention(family, layer, hidden, places)[:, raters][..., visual]
+    if version == 1:
+        return paid.mean((0, 1))
+    attention = family.decoder.layers[layer].self_attn
+    ones = torch.ones(1, 1, len(places), attention.head_dim)
+    _, ones = family.rotate(layer, ones, ones, family.decoder.rotary_emb(hidden[None], torch.tensor(places)[None]))
+    per_head = (paid / (ones[0, 0, raters] @ ones[0, 0, visual].T * attention.scaling)).mean(1)
+    return per_head[per_head.sum(1).argsort(descending=True)[:heads]].mean(0)
 
 
 def by_the_release(family, batch, reducer):
@@ -354,16 +342,14 @@ def by_the_release(family, batch, reducer):
     for stop in (*reducer.cuts(depth), depth):
         stages.append((rows, places))
         for layer in range(start, stop):
-            given, position = hidden, torch.tensor(places)
-            hidden = family.run_layers(
-                hidden[None], torch.ones(1, len(rows)).bool(), position[None], start=layer, stop=layer + 1
-            )[0]
+            given, seen, position = hidden, torch.ones(1, len(rows)).bool(), torch.tensor(places)[None]
+            hidden = family.run_layers(hidden[None], seen, position, start=layer, stop=layer + 1)[0]
         start = stop
         if stop == depth:
             break
         visual = [i for i, n in enumerate(rows) if regions[n] == Region.VISUAL]
         raters = [i for i, n in enumerate(rows) if n in asking]
-        score = rated(family, stop - 1, given, torch.tensor(places), raters, visual, reducer.version, reducer.heads)
+        score = rated(family, stop - 1, given, places, raters, visual, reducer.version, reducer.heads)
         order = [visual[i] for i in sorted(range(len(visual)), key=lambda i: -float(score[i]))]
         stays, left = set(order[: counts[stop]]), counts[stop]
         if reducer.version == 1:

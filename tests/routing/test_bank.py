@@ -378,25 +378,17 @@ def test_a_layers_values_are_those_of_a_loop(tiny_family, selector, gate, fill, 
             each.beta.fill_(1.5)
         backbone.bank.gates[LAYER].register_forward_hook(lambda _, __, out: factors.update(gate=out))
     state, value, routed = run_layer(backbone, make_batch(MIXED))
-    heads, mask = tiny_family.shape.num_kv_heads, state.masks[LAYER]
-    for sample in range(len(value)):
-        tokens = state.routed_BN[sample].nonzero()[:, 0].tolist()
-        mu = torch.zeros(value.shape[2])
-        if tokens and fill == "mean":
-            mu = torch.stack([value[sample, token] for token in tokens]).mean(0)
-        for token in range(value.shape[1]):
-            own = value[sample, token]
-            factor = mask[sample, token].float()
-            if gate and token in tokens:
-                factor = factor * factors["gate"][sample, token]
-            wide = split_groups(torch.zeros_like(own)[None, None], groups["num_groups"], heads, layout)[0, 0]
-            wide = (wide + factor[:, None])[None, None]
-            # back to channels by the inverse of the split
-            order = split_groups(torch.arange(len(own))[None, None], groups["num_groups"], heads, layout).flatten()
-            by_channel = torch.empty_like(own).scatter(0, order, wide.flatten())
-            assert torch.allclose(routed[sample, token], mu + by_channel * (own - mu), atol=1e-5)
-            if token not in tokens:
-                assert torch.equal(routed[sample, token], own)
+    heads, factor, width = tiny_family.shape.num_kv_heads, state.masks[LAYER].float(), value.shape[2]
+    if gate:
+        factor = torch.where(state.routed_BN[..., None], factor * factors["gate"], factor)
+    # back to channels by the inverse of the split
+    order_Sc = split_groups(torch.arange(width)[None, None], groups["num_groups"], heads, layout)[0, 0]
+    by_channel = torch.empty_like(value)
+    by_channel[..., order_Sc] = factor[..., None].expand(-1, -1, -1, order_Sc.shape[1])
+    for own, got, wide, marks in zip(value, routed, by_channel, state.routed_BN, strict=True):
+        mu = own[marks].mean(0) if marks.any() and fill == "mean" else torch.zeros(width)
+        assert torch.allclose(got, mu + wide * (own - mu), atol=1e-5)
+        assert torch.equal(got[~marks], own[~marks])
 
 
 @pytest.mark.parametrize("selector", ["value_norm", "output_norm"])

@@ -231,15 +231,10 @@ def test_features_equal_their_definition(names):
 
 def noted_attention(backbone, batch, **options):
     """What the routers of a pass were told of the query's attention, and the masks; by layer."""
-    told = {}
-
-    def note(layer):
-        def hook(module, args, output):
-            told[layer] = args[0].query_attention()
-
-        return hook
-
-    hooks = [each.register_forward_hook(note(layer)) for layer, each in enumerate(backbone.bank.features)]
+    told, hooks = {}, []
+    for layer, each in enumerate(backbone.bank.features):
+        note = lambda _, args, __, layer=layer: told.update({layer: args[0].query_attention()})  # noqa: E731
+        hooks.append(each.register_forward_hook(note))
     result = backbone.run(batch, **options)
     for hook in hooks:
         hook.remove()

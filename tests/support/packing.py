@@ -87,16 +87,10 @@ def numbers(stored: Any, *name: str | int) -> dict[tuple, Any]:
 
 
 def channel_mask(groups_BNS: Tensor, kv_heads: int, width: int, layout: str) -> Tensor:
-    """Channel (head, c) of an entry exists iff its group is kept, bool [B, h, N, d]; written out channel by channel."""
-    batch, length, num_groups = groups_BNS.shape
-    mask = torch.zeros(batch, kv_heads, length, width, dtype=torch.bool)
-    for head in range(kv_heads):
-        for channel in range(width):
-            group = (head * width + channel) * num_groups // (kv_heads * width)
-            if layout == "per_head":
-                group = channel * num_groups // width
-            mask[:, head, :, channel] = groups_BNS[:, :, group]
-    return mask
+    """Channel (head, c) of an entry exists iff its group is kept, bool [B, h, N, d]; groups are counted."""
+    channel, split = torch.arange(kv_heads * width), width if layout == "per_head" else kv_heads * width
+    group = channel % split * groups_BNS.shape[-1] // split
+    return groups_BNS[..., group].unflatten(-1, (kv_heads, width)).transpose(1, 2)
 
 
 def dense(

@@ -89,20 +89,16 @@ class PlainFill:
 
     def under(self, value_1hMd: Tensor, factor_hNd: Tensor) -> Tensor:
         """What the first rows' values leave to it, [1, h, N, d]: all where their factor is 0, nothing where it is 1."""
-        if self.rows_N is not None:
-            own = torch.stack([value_1hMd[0, :, row].float() for row in self.rows_N.nonzero()[:, 0].tolist()])
-            fill_hd = own.mean(0)
-        else:
+        if self.rows_N is None:
             return torch.zeros_like(value_1hMd[:, :, : factor_hNd.shape[1]])
+        fill_hd = value_1hMd[0][:, self.rows_N.nonzero()[:, 0]].float().mean(1)
         return (fill_hd.to(value_1hMd.dtype)[:, None] * (1 - factor_hNd.to(value_1hMd.dtype)))[None]
 
 
 def plain_fill(backbone: CompressedBackbone, layer: int, routed_N: Tensor, mask: Tensor | None) -> PlainFill:
     """Of a layer that routes these rows, or (no mask) none."""
-    if mask is None:
-        return PlainFill()
-    mean = backbone.bank.config.fill == "mean" and bool(routed_N.any())
-    return PlainFill(rows_N=routed_N) if mean else PlainFill()
+    mean = mask is not None and backbone.bank.config.fill == "mean" and bool(routed_N.any())
+    return PlainFill(routed_N if mean else None)
 
 
 @torch.no_grad()
@@ -424,12 +420,10 @@ class PageTruth:
         group = len(query_HNd) // len(key_hNd)
         for head, keys in enumerate(key_hNd.float()):
             for row in range(alone, allowed_hNN.shape[1]):
-                bounds = []
+                queries, bounds = query_HNd[head * group : (head + 1) * group, row].float(), []
                 for part, stays in zip(parts, always, strict=True):
-                    low, high = keys[part].amin(0), keys[part].amax(0)
-                    queries = query_HNd[head * group : (head + 1) * group, row].float()
-                    bound = sum(float(torch.maximum(query * low, query * high).sum()) for query in queries) / group
-                    bounds.append(float("inf") if stays else bound)
+                    bound = torch.maximum(queries * keys[part].amin(0), queries * keys[part].amax(0)).sum() / group
+                    bounds.append(float("inf") if stays else float(bound))
                 order = sorted(range(len(parts)), key=lambda page, own=bounds: (-own[page], page))
                 for page in order[count:]:
                     allowed_hNN[head, row, parts[page]] = False

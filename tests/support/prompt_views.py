@@ -60,17 +60,11 @@ class DenseView(View):
 
 
 def dense_attention(query, key, keys, scale):
-    """Attention of one sample row by row, [H, N, N]: causal, over the marked keys."""
-    heads, length, _ = query.shape
-    matrix = torch.zeros(heads, length, length)
-    for head in range(heads):
-        shared = key[head // (heads // len(key))].float()
-        for row in range(length):
-            seen = [j for j in range(row + 1) if keys[j]]
-            if seen:
-                logits = torch.stack([query[head, row].float() @ shared[j] for j in seen]) * scale
-                matrix[head, row, seen] = logits.softmax(0)
-    return matrix
+    """Attention of one sample as a whole matrix, [H, N, N]: causal, over the marked keys; 0 in rows that see none."""
+    shared = key.float().repeat_interleave(len(query) // len(key), 0)
+    seen = torch.ones(query.shape[1], query.shape[1]).tril().bool() & torch.as_tensor(keys)
+    logits = (query.float() @ shared.mT * scale).masked_fill(~seen, -torch.inf)
+    return logits.softmax(-1).nan_to_num(0.0)
 
 
 def samples(view):
