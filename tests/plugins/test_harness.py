@@ -22,7 +22,7 @@ from subtoken_train.plugins import lm_eval as command
 from subtoken_train.routing import RoutingConfig
 from tests.support.eval_runs import MEASURED
 from tests.support.helpers import compress
-from tests.support.refusals import refuses
+from tests.support.refusals import refuses, refusing
 from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 
@@ -58,11 +58,9 @@ WRONG = [
     ({"batch_size": "auto"}, "batch_size=auto must be a whole number"),
     ({"batch_size": 0}, "batch_size=0 must be a whole number of at least 1"),
 ]
-
-
-@pytest.mark.parametrize(("given", "message"), WRONG)
-def test_wrong_arguments_are_worded(given, message):
-    refuses(message, lambda: harness.read_arguments({"backbone": "x", **given}).compression())
+test_wrong_arguments_are_worded = refusing(
+    WRONG, lambda given: harness.read_arguments({"backbone": "x", **given}).compression()
+)
 
 
 def test_a_harness_may_have_no_use_for_a_name_and_answers_in_one_process(monkeypatch):

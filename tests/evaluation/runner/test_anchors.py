@@ -23,7 +23,7 @@ from subtoken_train.inference.compression import method_record
 from subtoken_train.inference.pool import ModelPool, load_backbone
 from tests.support.eval_runs import ADAPTERS, ANCHOR, ROUTED, WHOLE, scenes_grid
 from tests.support.prompt_views import written
-from tests.support.refusals import refuses
+from tests.support.refusals import refuses, refusing
 from tests.support.sampling import sampled
 
 EVICTED = {"eviction": "snapkv", "eviction_keep": 0.5, "scope": "visual"}
@@ -129,8 +129,7 @@ def test_what_is_read_in_part_is_promised_whole(pool):
     assert (reads.facts.nominal_kv, evicts.facts.nominal_kv) == (1, 0.25)
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
+test_mistakes_are_worded = refusing(
     [
         (ROUTED, "two arms are named"),
         (replace(ROUTED, selector="linnear"), "selector"),
@@ -144,9 +143,8 @@ def test_what_is_read_in_part_is_promised_whole(pool):
         (replace(WHOLE, reducer="fastv"), "needs keep_ratio"),
         (replace(WHOLE, keep_ratio=0.25), "keep_ratio 0.25 needs a reducer"),
     ],
+    lambda spec, pool: prepare([spec, spec], pool),
 )
-def test_mistakes_are_worded(spec, message, pool):
-    refuses(message, prepare, [spec, spec], pool)
 
 
 METHOD = {"eviction": "keydiff"}

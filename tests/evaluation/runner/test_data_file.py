@@ -20,7 +20,7 @@ from subtoken_train.inference.compression import Compression
 from subtoken_train.routing import RoutingConfig
 from tests.support.commands import refused
 from tests.support.helpers import compress
-from tests.support.refusals import refuses
+from tests.support.refusals import refusing
 from tests.support.sampling import sampled
 
 S16K4 = RoutingConfig(num_groups=16, kept_groups=4)
@@ -201,8 +201,7 @@ def test_scores_by_kind_and_measures_on_a_card(tmp_path):
 OTHERS, FIGURES = "answered different questions; evaluate them in one call", "must have a figure or null"
 
 
-@pytest.mark.parametrize(
-    ("runs", "arm", "words"),
+test_records_that_make_no_scores = refusing(
     [
         ([{}, {"arm": "other", "data_sha256": "cd"}], "mine", OTHERS),
         ([{}, {"arm": "other", "kinds": ["color"] * 4}], "mine", OTHERS),
@@ -215,6 +214,5 @@ OTHERS, FIGURES = "answered different questions; evaluate them in one call", "mu
         ([{"measures": []}], "mine", r"measures is \[\]; it must be"),
         ([{"measures": {"digit_f1": [True] * 4}}], "mine", r"measures.digit_f1\[0\] is"),
     ],
+    lambda runs, arm, tmp_path: scores(tmp_path, *runs, arm=arm),
 )
-def test_records_that_make_no_scores(tmp_path, runs, arm, words):
-    refuses(words, scores, tmp_path, *runs, arm=arm)

@@ -14,7 +14,7 @@ from subtoken_train.inference.pool import ModelPool
 from subtoken_train.routing import RoutingConfig
 from tests.support.commands import printed, refused
 from tests.support.places import ROOT
-from tests.support.refusals import refuses
+from tests.support.refusals import refuses, refusing
 
 SHIPPED = "checkpoints/adapters/tiny_fastv25_s16k4"
 TEXT = "checkpoints/tiny-llama"
@@ -107,8 +107,7 @@ def test_what_is_missing_is_listed(tmp_path):
         assert dry_run(grid, planned_adapter).wanted == [(f"calibration {file}", made)]
 
 
-@pytest.mark.parametrize(
-    ("arm", "message"),
+test_mistakes_are_refused = refusing(
     [
         ({"adapter": "runs/no_such/adapter"}, "runs/no_such/adapter is not an adapter folder"),
         ({"backbone": "checkpoints/tiny-llava", "eviction": "snapkv", "eviction_keep": 2}, "2"),
@@ -116,9 +115,8 @@ def test_what_is_missing_is_listed(tmp_path):
         ({"backbone": "checkpoints/tiny-llava", "dtype": "float8"}, "unknown dtype 'float8'"),
         ({"backbone": "checkpoints/tiny-llava", "reducer": "quest", "keep_ratio": 0.5}, "evicts the context"),
     ],
+    lambda arm: dry_run(grid_of(arm), planned_adapter),
 )
-def test_mistakes_are_refused(arm, message):
-    refuses(message, lambda: dry_run(grid_of(arm), planned_adapter))
 
 
 SERVED = {"length": 1000, "tasks": ["cwe"], "tokenizer": TEXT}
