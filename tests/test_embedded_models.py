@@ -16,38 +16,20 @@ from tests.support.helpers import compress
 QUEST = {"name": "quest", "page_size": 4, "window": 16}
 
 
-@pytest.fixture(scope="module")
-def dev(tmp_path_factory):
-    """Held-out scenes (digits of the dev split): 36 of each short kind."""
-    folder = tmp_path_factory.mktemp("scenes")
-    write_scene_split(folder, "dev", 280, seed=11)
-    return InstructionRecords(folder / "dev.json")
-
-
-@pytest.fixture(scope="module")
-def vlm():
-    return load_family(BackboneConfig())
-
-
-@pytest.fixture(scope="module")
-def language_model():
-    return load_family(BackboneConfig(path="checkpoints/tiny-llama"))
-
-
-@pytest.fixture(scope="module")
-def task(language_model):
-    return RecallTask(language_model.tokenizer, 512, 24, 8)
-
-
-def test_answers_held_out_scenes(vlm, dev):
-    by_kind = scores_by_kind(answer_records(compress(vlm).eval(), dev))
+def test_answers_held_out_scenes(tmp_path):
+    """Of digits of the dev split: 36 of each short kind."""
+    write_scene_split(tmp_path, "dev", 280, seed=11)
+    dev = InstructionRecords(tmp_path / "dev.json")
+    by_kind = scores_by_kind(answer_records(compress(load_family(BackboneConfig())).eval(), dev))
     for kind, scores in by_kind.items():
         assert np.mean(scores) >= (0.80 if kind == "count" else 0.88), kind  # of 36 questions: a floor
 
 
 @pytest.mark.slow
-def test_recall_with_the_whole_context_and_what_quest_costs_it(language_model, task):
+def test_recall_with_the_whole_context_and_what_quest_costs_it():
     """The floor of the README's figure; untrained for it, a model that sees an eighth of the context loses facts."""
+    language_model = load_family(BackboneConfig(path="checkpoints/tiny-llama"))
+    task = RecallTask(language_model.tokenizer, 512, 24, 8)
     whole = answer_recall(compress(language_model).eval(), task, Questions("test", 0, 16))
     assert np.mean(whole["scores"]) >= 0.95
     quest = compress(language_model, keep_ratio=0.125, **QUEST).eval()

@@ -1,6 +1,5 @@
 """The training-cost program: the sides' input, a unit, and what was recorded. Nothing here is timed."""
 
-import importlib
 import json
 from dataclasses import replace
 from importlib import import_module
@@ -20,29 +19,17 @@ from tests.support.text_families import text_family
 RECORD = Path(__file__).resolve().parents[1] / "benchmarks/results/speed/training-cpu-float32.json"
 
 
-@pytest.fixture(scope="module")
-def cost():
-    return importlib.import_module("benchmarks.training_cost")
+CASES = {
+    "llava-fastv": {"config": lambda: build_model(text_layers=2).config, "compressed": 64},
+    "llama-quest": {"config": lambda: text_family(layers=2).model.config, "compressed": 128},
+}
+"""A case of each kind at the size of a test."""
 
 
-@pytest.fixture(scope="module")
-def cases():
-    """The two kinds of a case at the size of a test."""
-    image = replace(
-        training_cases.CASES["llava-fastv"], config=lambda: build_model(text_layers=2).config, batch_size=2,
-        compressed=64, rank=2,
-    )  # fmt: skip
-    text = replace(
-        training_cases.CASES["llama-quest"], config=lambda: text_family(layers=2).model.config, batch_size=2,
-        compressed=128, rank=2,
-    )  # fmt: skip
-    return {"image": image, "text": text}
-
-
-@pytest.mark.parametrize("kind", ["image", "text"])
-def test_both_sides_of_a_comparison_read_the_same_input(cases, kind):
+@pytest.mark.parametrize("name", CASES)
+def test_both_sides_of_a_comparison_read_the_same_input(name):
     """At its start LoRA changes nothing, so the loss of our pass is that of the plain model on the plain batch."""
-    case = cases[kind]
+    case = replace(training_cases.CASES[name], **CASES[name], batch_size=2, rank=2)
     records = case.records(2)
     parts, _ = assemble(case.family("cpu", torch.float32), case.lora, training_cases.UNREDUCED, None)
     batch = training_cases.join(records)
@@ -57,8 +44,9 @@ def test_both_sides_of_a_comparison_read_the_same_input(cases, kind):
     assert batch.record_ids == ["record-0", "record-1"]
 
 
-def test_what_was_recorded_keeps_the_promises(cost):
+def test_what_was_recorded_keeps_the_promises():
     """Bound routers at 5 % of a step and of the peak, our fit at the plain one, and narrow tiny-llava by itself."""
+    cost = import_module("benchmarks.training_cost")
     rows = json.loads(RECORD.read_text())["rows"]
     assert {row["case"] for row in rows} == set(cost.ON_CPU)
     for row in rows:

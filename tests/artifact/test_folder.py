@@ -189,16 +189,11 @@ def test_a_model_is_told_by_every_column_of_its_rows_and_by_what_no_weight_shows
     assert folders.model_identity(backbone).weights != before.weights
 
 
-@pytest.fixture
-def run(tmp_path):
-    """A finished run's folder, as ``fit`` leaves it."""
-    folder = tmp_path / "mine"
-    (folder / "checkpoints" / "step-1").mkdir(parents=True)
-    shutil.copytree(ADAPTER, folder / "adapter")
-    return folder
-
-
-def test_a_run_stands_for_its_adapter_and_a_backbone_for_itself(run):
+def test_a_run_stands_for_its_adapter_and_a_backbone_for_itself(tmp_path):
+    """The run is a finished one's folder, as ``fit`` leaves it."""
+    run = tmp_path / "mine"
+    (run / "checkpoints" / "step-1").mkdir(parents=True)
+    shutil.copytree(ADAPTER, run / "adapter")
     assert adapter_folder(run) == adapter_folder(run / "adapter") == run / "adapter"
     (run / "config.json").write_text("{}")
     assert find_adapter(run) is None

@@ -10,6 +10,7 @@ from subtoken_train.cli import data
 from subtoken_train.cli.main import main
 from subtoken_train.datasets.english import documents
 from subtoken_train.evaluation.tasks import TASKS
+from tests.support.benchmark_folders import write_jsonl
 from tests.support.chats import talk
 from tests.support.commands import printed, refused
 from tests.support.places import ROOT
@@ -144,13 +145,6 @@ def test_wikitext(wikitext, capsys, monkeypatch):
 LINE = {"image": "a.png", "question": "What?", "answers": "cat", "metric": "exact_match"}
 
 
-@pytest.fixture
-def questions(tmp_path):
-    Image.new("RGB", (3, 2)).save(tmp_path / "a.png")
-    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(LINE | {"id": n}) + "\n" for n in range(3)))
-    return tmp_path
-
-
 @pytest.mark.parametrize("name", sorted(name for name in TASKS if TASKS[name].needs_files))
 def test_every_benchmark_says_where_it_comes_from_and_an_empty_folder_is_none(capsys, name, tmp_path):
     out = printed(capsys, "data", name, silent=True)
@@ -160,19 +154,19 @@ def test_every_benchmark_says_where_it_comes_from_and_an_empty_folder_is_none(ca
     assert name in line or str(tmp_path) in line
 
 
-def test_a_whole_set(questions, capsys):
-    out = printed(capsys, "data", "local", "--root", questions, silent=True)
-    assert f"{questions}: 3 samples, 3 images\n  kinds: exact_match 3\n" in out
+def test_a_whole_set(tmp_path, capsys):
+    Image.new("RGB", (3, 2)).save(tmp_path / "a.png")
+    write_jsonl(tmp_path, "questions.jsonl", [LINE | {"id": n} for n in range(3)])
+    out = printed(capsys, "data", "local", "--root", tmp_path, silent=True)
+    assert f"{tmp_path}: 3 samples, 3 images\n  kinds: exact_match 3\n" in out
     assert "first, '0': '<image>\\nWhat?'" in out
     assert out.endswith("  3 images opened: 3 x 2, 3 x 2, 3 x 2\nreadable: 3 samples\n")
 
 
 def test_a_part_of_a_set(tmp_path, capsys):
     """It is none by itself, and enough for a limit."""
-    (tmp_path / "vt").mkdir()
     row = {"input": "x Question: Find all variables that are assigned the value 1", "outputs": ["A"]}
-    lines = [json.dumps({**row, "index": n}) + "\n" for n in range(3)]
-    (tmp_path / "vt" / "validation.jsonl").write_text("".join(lines))
+    write_jsonl(tmp_path, "vt/validation.jsonl", [{**row, "index": n} for n in range(3)])
     argv = ["data", "ruler", "--root", str(tmp_path), "--option", "tasks=[vt]"]
     whole, short = ["--option", "rows_per_task=3"], f"task ruler has 3 of 500 samples in {tmp_path}"
     for limit, words in (([], "complete: 3 samples"), (["--limit", "4"], "enough for a limit of 4: 3 samples")):

@@ -27,6 +27,7 @@ from subtoken_train.training.strategies import PRESETS
 from subtoken_train.typed import SettingsPlan
 from tests.hostile.grammar import changed
 from tests.support import commands
+from tests.support.chats import talk
 from tests.support.places import recipe
 from tests.support.refusals import refuses
 from tests.support.sampling import sampled
@@ -201,22 +202,17 @@ def stopped(*args, **settings):
     raise ValueError(STARTED)
 
 
-@pytest.fixture
-def tiny_argv(tmp_path, monkeypatch):
-    monkeypatch.setattr(Trainer, "fit", stopped)
-    turns = [{"from": "human", "value": "is"}, {"from": "gpt", "value": "7"}]
-    (tmp_path / "records.json").write_text(json.dumps([{"conversations": turns}] * 64))
-    return ["--config", str(recipe("tiny_fastv25_s16k4")), "--data.train_file=records.json", "--output_dir=run"]
-
-
 def said(capsys, words):
     code, err = main(words), capsys.readouterr().err
     return code, [line for line in err.splitlines() if line.startswith("subtoken-train: error")]
 
 
 @sampled("value", REFUSED, every=8)
-def test_both_refuse_it_in_the_same_words(capsys, tiny_argv, value):
-    (code, lines), (checked, same) = (said(capsys, [command, *tiny_argv, value]) for command in ("fit", "check"))
+def test_both_refuse_it_in_the_same_words(capsys, tmp_path, monkeypatch, value):
+    monkeypatch.setattr(Trainer, "fit", stopped)
+    (tmp_path / "records.json").write_text(json.dumps([{"conversations": talk("is", "7")}] * 64))
+    argv = ["--config", str(RECIPE), "--data.train_file=records.json", "--output_dir=run", value]
+    (code, lines), (checked, same) = (said(capsys, [command, *argv]) for command in ("fit", "check"))
     assert (code, checked) == (2, 2)
     assert lines == same
     assert len(lines) == 1

@@ -284,17 +284,13 @@ def test_bytes_that_are_no_text_and_lists_that_are_long():
     assert (len(names) < 400, names[-4:]) == (True, "more")
 
 
-@pytest.fixture
-def odd_report(tmp_path, monkeypatch):
+def test_cells_of_text_are_no_formulas_and_markup_in_names_is_text(tmp_path, monkeypatch, capsys):
     register(monkeypatch, "fake")
+    odd_report = tmp_path / "results"
     arm = facts("[red]x", 0.2, anchor="[link=http:]y", reducer="fastv 0.25", groups="S16K4 linear")
-    write_run(tmp_path / "results", arm, "fake", answers(range(20)))
+    write_run(odd_report, arm, "fake", answers(range(20)))
     other = facts("=1+1|<b>", 1.0, adapter="@cmd", backbone="=HYPERLINK()")
-    write_run(tmp_path / "results", other, "fake", answers(range(20)))
-    return tmp_path / "results"
-
-
-def test_cells_of_text_are_no_formulas_and_markup_in_names_is_text(odd_report, capsys):
+    write_run(odd_report, other, "fake", answers(range(20)))
     out = printed(capsys, "report", str(odd_report))
     assert "[red]x" in out
     assert "its anchor [link=http:]y has no results here" in out

@@ -104,13 +104,6 @@ class Remote(DummyLogger):
         self.told.append(params)
 
 
-@pytest.fixture
-def remote(monkeypatch):
-    for name in ("wandb", "mlflow"):
-        monkeypatch.setitem(KINDS["logger"].names._classes, name, Remote)
-    monkeypatch.setattr("subtoken_train.cli.recipe.find_spec", lambda package: True)
-
-
 def test_a_missing_package_is_one_line(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("subtoken_train.cli.recipe.find_spec", lambda package: None)
     for name in ("wandb", "mlflow"):
@@ -119,11 +112,13 @@ def test_a_missing_package_is_one_line(capsys, monkeypatch, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_service_gets_the_recipe_beside_csv_and_tensorboard(remote, tmp_path):
+def test_a_service_gets_the_recipe_beside_csv_and_tensorboard(monkeypatch, tmp_path):
+    monkeypatch.setattr("subtoken_train.cli.recipe.find_spec", lambda package: True)
     for name, settings in (
         ("wandb", {"name": "mine", "project": "subtoken_train", "save_dir": str(tmp_path / "mine" / "logs")}),
         ("mlflow", {"run_name": "mine", "experiment_name": "subtoken_train"}),
     ):
+        monkeypatch.setitem(KINDS["logger"].names._classes, name, Remote)
         cli = RecipeCLI(argv(name, tmp_path / "mine"))
         *ours, logger = cli.trainer.loggers
         assert [type(each) for each in ours] == [CSVLogger, SortedTensorBoard]

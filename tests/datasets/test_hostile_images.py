@@ -1,7 +1,6 @@
 """Images and videos are data: paths stay in the folder, files are files, pixels are bounded, frames are thinned."""
 
 import contextlib
-import io
 import json
 import os
 import socket
@@ -20,6 +19,7 @@ from subtoken_train.reducers import build_reducer
 from subtoken_train.types import Turn
 from tests.support.chats import talk
 from tests.support.refusals import refuses
+from tests.support.run_folders import encoded
 
 
 @pytest.fixture
@@ -73,15 +73,9 @@ def test_only_files_are_images(folder, make, monkeypatch):
         open_image(Path("odd.png"), "one")
 
 
-def bytes_of(kind: str, size: tuple[int, int] = (8, 8)) -> bytes:
-    buffer = io.BytesIO()
-    Image.new("RGB", size).save(buffer, kind)
-    return buffer.getvalue()
-
-
 @pytest.mark.slow
 def test_pixels_are_bounded(folder):
-    large = bytes_of("PNG", (13_000, 13_000))
+    large = encoded(Image.new("RGB", (13_000, 13_000)))
     with pytest.raises(ValueError, match=r"record 'one': image row 3 .*13,000 x 13,000 pixels, at most 89,478,485"):
         open_image(EncodedImage(lambda: large, "row 3"), "one")
     Image.new("RGB", (40, 40)).save(folder / "images" / "a.png")
@@ -91,8 +85,8 @@ def test_pixels_are_bounded(folder):
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP"])
 def test_cut_and_flipped_files_are_worded(kind):
-    refuses("cannot be read", open_image, EncodedImage(lambda: bytes_of("EPS"), "row 1"))
-    content = bytes_of(kind)
+    refuses("cannot be read", open_image, EncodedImage(lambda: encoded(Image.new("RGB", (8, 8)), "EPS"), "row 1"))
+    content = encoded(Image.new("RGB", (8, 8)), kind)
     assert open_image(EncodedImage(lambda: content, "whole")).mode == "RGB"
     for place in range(0, len(content), max(1, len(content) // 40)):
         flipped = content[:place] + bytes([content[place] ^ 0x41]) + content[place + 1 :]
@@ -103,9 +97,7 @@ def test_cut_and_flipped_files_are_worded(kind):
 
 def repeated(scans):
     """A progressive JPEG whose last scan is written again, until there are so many."""
-    content = io.BytesIO()
-    Image.new("RGB", (64, 48), "red").save(content, "JPEG", progressive=True)
-    whole = content.getvalue()
+    whole = encoded(Image.new("RGB", (64, 48), "red"), "JPEG", progressive=True)
     last, end = whole.rindex(b"\xff\xda"), whole.rindex(b"\xff\xd9")
     return whole[:end] + whole[last:end] * (scans - whole.count(b"\xff\xda")) + whole[end:]
 
@@ -115,10 +107,9 @@ def test_a_jpeg_that_is_written_over_and_over(monkeypatch):
     monkeypatch.setattr("subtoken_train.datasets.image_sources.rgb_pixels", lambda *given: pytest.fail("decoded"))
     with pytest.raises(ValueError, match="it has 65 scans, at most 64 are read"):
         open_image(EncodedImage(lambda: repeated(sources.MAX_SCANS + 1), "a"))
-    inside = io.BytesIO()
-    Image.new("RGB", (64, 48), "red").save(inside, "TIFF", compression="jpeg")
+    inside = encoded(Image.new("RGB", (64, 48), "red"), "TIFF", compression="jpeg")
     with pytest.raises(ValueError, match="it is a TIFF of JPEGs, which is not read; save it as JPEG or PNG"):
-        open_image(EncodedImage(inside.getvalue, "a"))
+        open_image(EncodedImage(lambda: inside, "a"))
 
 
 def test_a_jpeg_whose_exif_is_in_pieces_has_a_bound(tmp_path):

@@ -165,16 +165,10 @@ def test_groups_are_those_of_kept_visual_tokens():
     ]
 
 
-@pytest.fixture(scope="module")
-def answers():
-    models = SideBySide(ROUTED, device="cpu")
+def test_pictures_follow_the_layer():
     path, question = drawings.presets()[1]
-    spoken = models.ask(Image.open(path).convert("RGB"), question, None, "1")
-    return [each.answer for each in spoken if each.answer]
-
-
-def test_pictures_follow_the_layer(answers):
-    whole, routed = answers
+    spoken = SideBySide(ROUTED, device="cpu").ask(Image.open(path).convert("RGB"), question, None, "1")
+    whole, routed = (each.answer for each in spoken if each.answer)
     drawn = [np.array(drawings.token_picture(routed, layer)) for layer in (0, 5)]
     assert drawn[0].shape == drawn[1].shape
     assert (drawn[0] != drawn[1]).any()

@@ -33,14 +33,6 @@ def routed_arm(family, routing=S4K1, **reducer):
     return compress(family, routing, **{"name": "fastv", "keep_ratio": 0.25, **reducer}).eval()
 
 
-@pytest.fixture
-def prompts(tmp_path):
-    """A function from an arm, a number of prompts and a batch size to batches."""
-    write_scenes(tmp_path / "scenes", train=4, dev=20, test=4)
-    records = InstructionRecords(tmp_path / "scenes" / "dev.json")
-    return lambda backbone, limit=20, batch_size=16: record_prompts(backbone.family, records, limit, batch_size)
-
-
 @pytest.mark.parametrize("stage", ["embeds", "decoder"])
 @torch.no_grad()
 def test_an_observation_is_what_the_pass_did(tiny_family, stage):
@@ -75,9 +67,10 @@ def test_relevance_reads_the_query_region(tiny_family):
 
 
 @sampled("routing", [S4K1, GLOBAL], every=2, ids=["per_token", "global"])
-def test_counts_add_up(tiny_family, prompts, routing):
-    backbone = routed_arm(tiny_family, routing)
-    diagnosis = diagnostics.diagnose(backbone, prompts(backbone, batch_size=6))
+def test_counts_add_up(tiny_family, tmp_path, routing):
+    write_scenes(tmp_path / "scenes", train=4, dev=20, test=4)
+    records, backbone = InstructionRecords(tmp_path / "scenes" / "dev.json"), routed_arm(tiny_family, routing)
+    diagnosis = diagnostics.diagnose(backbone, record_prompts(backbone.family, records, 20, 6))
     tokens = 20 * 16
     assert diagnosis.layers == [0, 1, 2, 3]
     assert diagnosis.counts_LS.sum(-1).tolist() == [tokens] * 4  # mean K is 1

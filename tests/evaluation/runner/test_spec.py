@@ -163,13 +163,9 @@ def prefix_lengths(folder: Path) -> dict[str, int]:
     return {subject: len(re.findall(r"\w+|[^\w\s]", prefix)) for subject, prefix in prefixes.items()}
 
 
-@pytest.fixture
-def lengths(shared) -> dict[str, int]:
-    return prefix_lengths(shared / "realdata/mmlu")
-
-
 @pytest.mark.parametrize("grid", GRIDS)
-def test_every_subject_is_served_and_matched_arms_are_less_than_a_token_apart(lengths, grid):
+def test_every_subject_is_served_and_matched_arms_are_less_than_a_token_apart(shared, grid):
+    lengths = prefix_lengths(shared / "realdata/mmlu")
     assert len(lengths) == 57
     assert min(lengths.values()) < 512  # 64 of 12.5 %, which the window would take alone
     models = models_of(grid)
