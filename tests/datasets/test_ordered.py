@@ -11,12 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subtoken_train.datasets.ordered import (
-    AccumulationWindows,
-    ResumableSampler,
-    outlive_stop_signals,
-    validation_order,
-)
+from subtoken_train.datasets import ordered
+from subtoken_train.datasets.ordered import AccumulationWindows, ResumableSampler, validation_order
 from tests.support.refusals import refuses
 
 
@@ -144,7 +140,7 @@ def test_a_start_inside_a_window_is_refused():
 def test_a_worker_outlives_all_but_the_second_sigterm():
     child = os.fork()
     if child == 0:
-        outlive_stop_signals(0)
+        ordered.outlive_stop_signals(0)
         for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM):
             os.kill(os.getpid(), number)
         time.sleep(60)

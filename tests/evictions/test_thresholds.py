@@ -7,16 +7,8 @@ from itertools import product
 import pytest
 import torch
 
-from subtoken_train.evictions import build_eviction
-from subtoken_train.evictions.thresholds import (
-    Older,
-    ScoredPrompt,
-    Threshold,
-    ThresholdRecord,
-    mean_threshold,
-    threshold_file,
-    written_threshold,
-)
+from subtoken_train.evictions import build_eviction, thresholds
+from subtoken_train.evictions.thresholds import Threshold, mean_threshold, threshold_file, written_threshold
 from subtoken_train.functional.gather import last_marked
 from subtoken_train.inference.arm_spec import ArmSpec
 from subtoken_train.inference.compression import Compression, compression_of, method_record, settings_record
@@ -147,7 +139,7 @@ def test_a_pool_of_layers_does_not_hinder_chunks():
 
 def record_file(path, **changed):
     made = {"eviction": method_record(build_eviction("kvzip")), "mean": 0.219, "deviation": 0.031, **changed}
-    return written(path, "threshold", ThresholdRecord(-4.25, 32, **made))
+    return written(path, "threshold", thresholds.ThresholdRecord(-4.25, 32, **made))
 
 
 def test_a_recorded_one_is_read_with_its_mean(tmp_path):
@@ -169,7 +161,7 @@ def test_nothing_and_all_are_counted_over_layers_and_heads():
     scores = Scores(torch.zeros(3, 2, 6), torch.zeros_like(competes))
     kept = recent[:, None].repeat(1, 2, 1)
     kept[1, 0, 0], kept[2] = True, True
-    one = Older.of(kept, scores, competes, recent)
+    one = thresholds.Older.of(kept, scores, competes, recent)
     assert (one.among.tolist(), one.kept.tolist(), one.safe.tolist()) == ([8] * 3, [0, 1, 8], [4] * 3)
     both = one + one
     refuses(r"keeps none of the entries of 'a'.*lower it", lambda: both.check(Threshold(-4, 2), ["a", "b", "c"]))
@@ -194,7 +186,7 @@ def test_the_threshold_meets_the_mean(keep, ties):
         scores = random_scores(number, 1, 1, length).flatten()
         scores = (scores * 2).round() / 2 if ties else scores
         scores[0] = -torch.inf
-        prompts.append(ScoredPrompt(scores, number))
+        prompts.append(thresholds.ScoredPrompt(scores, number))
     found = mean_threshold(prompts, keep)
     mean = sum(each.share(found) for each in prompts) / len(prompts)
     assert mean <= keep + 1e-9
@@ -202,6 +194,6 @@ def test_the_threshold_meets_the_mean(keep, ties):
 
 
 def test_a_window_that_takes_all_is_said():
-    prompts = [ScoredPrompt(torch.randn(10), 30)]
+    prompts = [thresholds.ScoredPrompt(torch.randn(10), 30)]
     refuses(r"which is 0.75 of them; use a smaller window, longer prompts or a larger", mean_threshold, prompts, 0.7)
-    refuses("which is 1 of them", lambda: mean_threshold([ScoredPrompt(torch.zeros(0), 30)], 0.7))
+    refuses("which is 1 of them", lambda: mean_threshold([thresholds.ScoredPrompt(torch.zeros(0), 30)], 0.7))

@@ -10,14 +10,7 @@ from hypothesis import strategies as st
 from subtoken_train.datasets.collate import starts_within
 from subtoken_train.families import chat_template
 from subtoken_train.families.backbone_config import BackboneConfig, check_backbone
-from subtoken_train.families.chat_template import (
-    asked_otherwise,
-    checked_variables,
-    messages_of,
-    rendered_as_asked,
-    rendered_conversation,
-    rendered_prompt,
-)
+from subtoken_train.families.chat_template import checked_variables, rendered_conversation, rendered_prompt
 from subtoken_train.families.literal_marks import hidden_specials, tokenise
 from subtoken_train.families.load import layout_family, load_family
 from subtoken_train.types import Turn
@@ -28,7 +21,9 @@ from tests.support.tiny import tiny_families
 from tests.support.tiny.llava import next_family
 
 SYSTEM = {"role": "system", "content": "Be brief."}
-TALK = messages_of([Turn("What is it?", "A cat."), Turn(" And that? ", " A dog.\n"), Turn("Thanks", "Bye")])
+TALK = chat_template.messages_of(
+    [Turn("What is it?", "A cat."), Turn(" And that? ", " A dog.\n"), Turn("Thanks", "Bye")]
+)
 
 
 def tokenizer_of(template: str):
@@ -101,7 +96,7 @@ TALKS = st.tuples(
 
 def talk_of(system, pairs):
     told = [] if system is None else [{"role": "system", "content": system}]
-    return told + messages_of([Turn(*pair) for pair in pairs])
+    return told + chat_template.messages_of([Turn(*pair) for pair in pairs])
 
 
 def learnt_of(tokenizer, rendered):
@@ -165,14 +160,14 @@ def test_a_last_message_of_the_assistant_is_gone_on_with(name):
 
 
 def test_a_prompt_that_differs_once_it_is_answered_is_told():
-    differ = {name for name in PUBLISHED if asked_otherwise(published(name)) is not None}
+    differ = {name for name in PUBLISHED if chat_template.asked_otherwise(published(name)) is not None}
     assert differ == {"QwQ", "DeepSeek-R1-Distill", "ChatQA", "Qwen3-2507-Thinking"}
     heads = [f"{IM}\n<|im_start|>assistant\n", f"{IM}\n<|im_start|>assistant\n<think>\n"]
-    assert asked_otherwise(published("Qwen3-2507-Thinking")) == (*heads, "an earlier answer")
-    silent = asked_otherwise(published("Qwen3"), enable_thinking=False)
+    assert chat_template.asked_otherwise(published("Qwen3-2507-Thinking")) == (*heads, "an earlier answer")
+    silent = chat_template.asked_otherwise(published("Qwen3"), enable_thinking=False)
     assert silent == (heads[0], f"{heads[1]}\n</think>\n\n", "an earlier answer")
     bar = "\N{FULLWIDTH VERTICAL LINE}"
-    forms = asked_otherwise(published("DeepSeek-R1-Distill"))
+    forms = chat_template.asked_otherwise(published("DeepSeek-R1-Distill"))
     assert forms == (f"<{bar}Assistant{bar}>", f"<{bar}Assistant{bar}><think>\n", "an answer")
 
 
@@ -183,7 +178,7 @@ def test_an_answer_stands_behind_the_prompt_that_asks_for_it(name, said, learnt)
     talk = talk_of(None, [("the", "the"), ("Say: the", said)])
     if name == "Falcon" and "\n" in said:
         return  # asks no thoughts
-    rendered = rendered_as_asked(tokenizer, talk)
+    rendered = chat_template.rendered_as_asked(tokenizer, talk)
     asked = rendered_prompt(tokenizer, talk[:-1]).text
     ((start, end),) = rendered.answer_spans
     assert (rendered.text[:start], end) == (asked, len(rendered.text))

@@ -22,19 +22,8 @@ from subtoken_train.inference.model import SubTokenModel
 from subtoken_train.serving.chat_request import Limits
 from subtoken_train.types import Turn
 from tests.inference.test_messages import chatting
-from tests.support.chat_servers import (
-    KNORM,
-    LLAMA,
-    LLAVA,
-    MARK,
-    TEXT,
-    about,
-    data_url,
-    image_part,
-    said,
-    serving_model,
-    text_part,
-)
+from tests.support import chat_servers
+from tests.support.chat_servers import KNORM, LLAMA, MARK, TEXT, about, image_part, said, serving_model, text_part
 from tests.support.chats import CHATML
 from tests.support.places import ROOT
 
@@ -51,7 +40,7 @@ def llama(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def llava():
-    with serving_model(ArmSpec(backbone=LLAVA, **KNORM), LIMITS) as served:
+    with serving_model(ArmSpec(backbone=chat_servers.LLAVA, **KNORM), LIMITS) as served:
         yield served
 
 
@@ -125,10 +114,10 @@ def test_a_saved_context_is_asked_by_its_name(llama):
 
 def test_a_picture_is_compressed_once_and_a_conversation_goes_on(llava):
     picture = Image.open(PICTURE).convert("RGB")
-    asked, plain = text_part("what is at C4 ?"), image_part(data_url(picture))
+    asked, plain = text_part("what is at C4 ?"), image_part(chat_servers.data_url(picture))
     first = {"role": "user", "content": [plain | MARK, asked]}
     answer = said(llava.ask([first]))
-    alone = SubTokenModel.from_pretrained(LLAVA, **KNORM)
+    alone = SubTokenModel.from_pretrained(chat_servers.LLAVA, **KNORM)
     assert [answer] == alone.ask(picture, ["what is at C4 ?"])
     followed = [{"role": "assistant", "content": answer}, {"role": "user", "content": "and at D2 ?"}]
     assert llava.ask([first, *followed]).usage.prompt_tokens_details.cached_tokens == alone.cache.packed.prompt_length
@@ -137,7 +126,7 @@ def test_a_picture_is_compressed_once_and_a_conversation_goes_on(llava):
     unmarked, none = {"role": "user", "content": [plain, asked]}, {"extra_body": {"eviction": "none"}}
     marked, whole = (llava.ask([each, *followed], **none) for each in (first, unmarked))
     assert (said(marked), marked.usage.prompt_tokens) == (said(whole), whole.usage.prompt_tokens)
-    again = SubTokenModel.from_pretrained(LLAVA, **KNORM)
+    again = SubTokenModel.from_pretrained(chat_servers.LLAVA, **KNORM)
     assert said(llava.ask([unmarked])) == again.chat("what is at C4 ?", [picture])
 
 
@@ -157,8 +146,8 @@ def test_a_marked_system_prompt_is_the_context_of_a_chat():
 
 
 def test_two_messages_in_a_row_and_marks_in_texts_of_a_model_that_sees_images(llava):
-    alone, picture = SubTokenModel.from_pretrained(LLAVA, **KNORM), Image.open(PICTURE).convert("RGB")
-    shown, told = image_part(data_url(picture)), {"role": "system", "content": "say <image> ."}
+    alone, picture = SubTokenModel.from_pretrained(chat_servers.LLAVA, **KNORM), Image.open(PICTURE).convert("RGB")
+    shown, told = image_part(chat_servers.data_url(picture)), {"role": "system", "content": "say <image> ."}
     apart = [{"role": "user", "content": [shown]}, {"role": "user", "content": "what is at C4 ?"}]
     assert said(llava.ask(apart)) == alone.chat("<image>\nwhat is at C4 ?", [picture])
     reply = llava.ask([told, {"role": "user", "content": [shown, text_part(r"is \<image> at C4 ?")]}])
@@ -214,7 +203,7 @@ def bomb(side):
 def test_pictures_that_are_refused(llava, monkeypatch):
     decoded = "subtoken_train.datasets.image_sources.rgb_pixels"
     monkeypatch.setattr(decoded, lambda *given: pytest.fail("it was decoded"))
-    small, unknown = image_part(data_url(Image.new("RGB", (8, 8)))), "no image of a kind that is read here"
+    small, unknown = image_part(chat_servers.data_url(Image.new("RGB", (8, 8)))), "no image of a kind that is read here"
     for status, words, *parts in (
         (400, "it has 1,001 x 1,001 pixels, at most 1,000,000 are read", image_part(bomb(1001))),
         (400, "image 1 of the request cannot be read", image_part(bomb(60_000))),

@@ -7,14 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subtoken_train.evaluation.results import (
-    ArmFacts,
-    Manifest,
-    SampleRecord,
-    SampleWriter,
-    prompt_digest,
-    read_samples,
-)
+from subtoken_train.evaluation import results
+from subtoken_train.evaluation.results import Manifest, SampleRecord, SampleWriter, prompt_digest, read_samples
 from subtoken_train.routing import RoutingConfig
 from tests.support.eval_runs import MEASURED
 from tests.support.refusals import refuses
@@ -22,7 +16,7 @@ from tests.support.refusals import refuses
 RECORD = SampleRecord(
     id="a", kind="kind", prompt_sha256="0" * 64, reference={"answers": ["x"]}, prediction="text", score=1.0, **MEASURED
 )
-FACTS = ArmFacts("arm", "backbone", None, "-", "-", "-", "query_aware", "-", 1.0, None, False, None)
+FACTS = results.ArmFacts("arm", "backbone", None, "-", "-", "-", "query_aware", "-", 1.0, None, False, None)
 
 
 @given(st.text(), st.one_of(st.text(), st.lists(st.floats(allow_nan=False, allow_infinity=False))))
