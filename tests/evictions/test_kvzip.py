@@ -1,4 +1,4 @@
-"""KVzip: tasks, scores, pools; KVzap: nets against loops and kvpress's formula, files, decoding."""
+"""KVzip, KVzap and KVCompose: chunks, pools and nets beside plain loops, kvpress's and the releases' goldens."""
 
 import base64
 import json
@@ -13,37 +13,23 @@ from torch import nn
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.calibrations import read_calibration
 from subtoken_train.engine.attention import reading_packed
-from subtoken_train.evictions import build_eviction
+from subtoken_train.evictions import build_eviction, kvzip
 from subtoken_train.evictions.base import keep_best_entries
 from subtoken_train.evictions.budgets import pooled_counts, score_curve
-from subtoken_train.evictions.kvzip import ANSWER, FIRST, LATER, KVzap, KVzip, TokenScorers, foretold, repeated_context
+from subtoken_train.evictions.kvzip import ANSWER, KVCompose, KVzap, KVzip, TokenScorers, foretold, token_scores
 from subtoken_train.families.family import check_calibration, shapes_digest
 from subtoken_train.inference.cache_report import report
 from subtoken_train.inference.compression import Compression
 from subtoken_train.inference.eviction_pass import EvictionPass
 from subtoken_train.inference.layer_packer import LayerPacker
-from subtoken_train.inference.prefill import decode, prefill, run_whole
+from subtoken_train.inference.prefill import decode, open_prompts, prefill, run_whole
 from subtoken_train.types import Identity, Region
 from subtoken_train.view.scores import Candidates, Scores
 from subtoken_train.view.view import OF_TASKS, View
-from tests.support.golden_cases import alike, close, load, near
+from tests.support import prompt_views
+from tests.support.golden_cases import alike, close, load, near, record
 from tests.support.helpers import compress, random_mask, random_scores
-from tests.support.prompt_views import (
-    KV_HEADS,
-    LAYERS,
-    PROMPTS,
-    C,
-    Q,
-    S,
-    V,
-    by_head,
-    candidates_of,
-    dense_attention,
-    drawn_nets,
-    layer_views,
-    settings_for,
-    written,
-)
+from tests.support.prompt_views import PROMPTS, C, Q, S, V, drawn_nets, layer_views, plan, settings_for, written
 from tests.support.refusals import refuses
 from tests.support.text_families import text_batch, text_family
 from tests.support.truth_cells import backbone_of
@@ -58,14 +44,14 @@ def places(marks):
 
 
 def test_the_context_is_the_body_of_a_prompt():
-    assert places(repeated_context(PADDED)) == [[2, 3, 4, 5, 6], [2, 3, 4, 5, 6, 7], [0, 1, 2]]
+    assert places(kvzip.repeated_context(PADDED)) == [[2, 3, 4, 5, 6], [2, 3, 4, 5, 6, 7], [0, 1, 2]]
 
 
 def test_tasks_repeat_every_chunk_once():
     first, second = KVzip(chunk=4).tasks(PADDED)
-    assert first.pieces[:2] == (FIRST, ANSWER)
+    assert first.pieces[:2] == (kvzip.FIRST, ANSWER)
     assert places(first.about_BN) == [[2, 3, 4, 5], [2, 3, 4, 5], [0, 1, 2]]
-    assert second.pieces[0] == LATER
+    assert second.pieces[0] == kvzip.LATER
     assert places(second.pieces[1]) == [[2, 3, 4, 5], [2, 3, 4, 5], [0, 1, 2]]  # fewer than eight tokens come before
     assert second.pieces[2] == ANSWER
     assert places(second.about_BN) == [[6], [6, 7], []]
@@ -99,7 +85,9 @@ def test_scores_are_the_largest_of_a_softmax_over_sinks_chunk_and_rows(sinks):
         keys, expected = view.key_BhNd[b, :, columns], torch.zeros(2, 20)
         queries = torch.zeros(4, len(columns), 8)
         queries[:, len(seen) :] = view.query_BHNd[b, :, own]
-        matrix = dense_attention(queries, keys, [True] * len(columns), view.scale)[:, len(seen) :, : len(seen)]
+        matrix = prompt_views.dense_attention(queries, keys, [True] * len(columns), view.scale)[
+            :, len(seen) :, : len(seen)
+        ]
         if own:
             expected[:, seen] = matrix.amax(1).view(2, 2, -1).amax(1)
         assert torch.allclose(scores[b][:, about[b]], expected[:, about[b]], atol=1e-5)
@@ -259,13 +247,16 @@ def test_the_last_entries_stay_inside_the_budget(pool):
     """Of a context alone its own last ones, in every head; before a question those after it, which cost nothing."""
     method = build_eviction("kvzap", pool=pool, last=3, **settings_for("kvzap"))
     views = layer_views([[int(Region.CONTEXT)] * 20], method.needs)
-    candidates = candidates_of(method, views, 0.3)
-    counts = by_head(method.counts([method.score(view) for view in views], candidates))
-    assert counts.sum() * (KV_HEADS if counts.shape[-1] == 1 else 1) == 6 * LAYERS * KV_HEADS
+    candidates = prompt_views.candidates_of(method, views, 0.3)
+    counts = prompt_views.by_head(method.counts([method.score(view) for view in views], candidates))
+    assert (
+        counts.sum() * (prompt_views.KV_HEADS if counts.shape[-1] == 1 else 1)
+        == 6 * prompt_views.LAYERS * prompt_views.KV_HEADS
+    )
     for kept in method.keep([method.score(view) for view in views], candidates):
         assert kept[0, :, -3:].all()
     assert method.across_layers == (pool == "global")
-    asked = layer_views([PROMPTS["context"]], method.needs)[0]
+    asked = layer_views([prompt_views.PROMPTS["context"]], method.needs)[0]
     asked.in_scope_BN = asked.regions_BN == Region.CONTEXT
     assert not (method.score(asked).protected_BN & asked.in_scope_BN).any()
 
@@ -399,3 +390,137 @@ def test_nets_of_another_width_are_refused_before_anything_runs(tmp_path):
     words = "nets that read 32 numbers of a token, and the backbone's layers have 64; make its own"
     refuses(words, Compression(KVzap(path), 0.5).check, family)
     refuses(words, lambda: check_calibration(KVzap(path).calibrated, family))
+
+
+SETTINGS = [{}, {"task": "causal"}, {"kvpress": True}, {"value_norm": True, "lower_bound": 3}, {"exact_total": True}]
+ROWS = {"text before and after": range(23, 29), "context": range(18, 25), "no image": range(14), "image last": [14]}
+HALVES = [{"composite": False}, {"adaptive": False}, {"composite": False, "adaptive": False}]
+
+
+def plain_scores(matrix, rows, kv_heads, norms):
+    """Scores of one sample from its matrix [H, N, N]; ``norms`` is [h, N] or None."""
+    scores = matrix[:, list(rows)].amax(1).view(kv_heads, -1, matrix.shape[-1]).mean(1)
+    scores = scores if norms is None else scores * norms
+    return scores + scores.mean(0)
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores(name, settings, dtype):
+    method = KVCompose(**settings)
+    rows = range(len(PROMPTS[name])) if method.task == "causal" else ROWS[name]
+    view = layer_views([PROMPTS[name], PROMPTS["two images"]], method.needs, dtype=dtype, layers=1)[0]
+    _, entries, matrix, _, value = next(prompt_views.samples(view))
+    expected = plain_scores(matrix, rows, 2, value.float().norm(dim=-1) if method.value_norm else None)
+    assert torch.allclose(method.score(view).scores_BhN[0][:, entries], expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", ["structured", "structured_vnorm_lb2", "unstructured", "unstructured_vnorm_lb2"])
+def test_golden_of_kvpress(shared, case):
+    """kvpress's own scores, counts and kept sets; its attention is [task rows, context + task]."""
+    params, tensors = load(shared, f"kvpress_kvcompose_{case}")
+    heads, bound = params["Hkv"], params["keep_token_lower_bound"]
+    layers, context = tensors["composite_scores_per_layer"].shape
+    scores = []
+    for layer in range(layers):
+        attention_BHMK = tensors["attention"][layer]
+        norms = tensors["values"][layer].norm(dim=-1) if params["add_v_norm"] else None
+        scores.append(token_scores(attention_BHMK[..., :context].amax(2), heads, norms))
+    worst = float((torch.cat(scores) - tensors["scores"]).abs().max())
+    assert worst < 1e-5
+    competes = torch.ones(1, context, dtype=torch.bool)
+    found = [Scores(each, torch.zeros_like(competes)) for each in scores]
+    for structured, name, curves in ((True, "layer", 1), (False, "head", heads)):
+        # as kvpress rounds: the product of floats, over all of its curves
+        total = int(layers * curves * context * (1 - params["compression_ratio"])) / (layers * curves)
+        exact = torch.full((layers, 1), total, dtype=torch.float64)
+        candidates = Candidates([competes.long()] * layers, [competes] * layers, exact.long(), exact)
+        method = KVCompose(structured=structured, kvpress=structured, lower_bound=bound, exact_total=True)
+        assert method.counts(found, candidates)[:, 0].tolist() == tensors[f"important_per_{name}"].tolist()
+        if structured != case.startswith("un"):
+            assert torch.equal(torch.stack(method.keep(found, candidates))[:, 0], tensors["kept_mask"])
+    curves = torch.cat([score_curve(each, competes) for each in scores])
+    composite = curves.mean(1)
+    above = slice(bound, None)  # kvpress adds 1e9 to the ranks below its bound
+    assert torch.allclose(composite[1:, above], tensors["composite_scores_per_layer"][1:, above], atol=1e-5)
+    assert torch.allclose(composite.amax(0)[above], tensors["composite_scores_per_layer"][0, above], atol=1e-5)
+    assert torch.allclose(curves[..., above], tensors["composite_scores_per_head"][..., above], atol=1e-5)
+    for layer in range(layers):
+        if f"kept_positions_layer{layer}" in tensors:
+            positions = tensors[f"kept_positions_layer{layer}"]
+            assert [each.nonzero()[:, 0].tolist() for each in tensors["kept_mask"][layer]] == positions.tolist()
+    record("kvcompose", f"kvpress_kvcompose_{case}", worst)
+
+
+@pytest.mark.parametrize("structured", [True, False])
+def test_a_bound_of_zero_may_empty_a_layer(structured):
+    """All of the budget goes where the scores are; elsewhere what competes goes, and what does not compete stays."""
+    regions = torch.tensor([[V] * 6 + [Q] * 2])
+    scores = [Scores(torch.rand(1, 2, 8) + 10 * layer, torch.zeros(1, 8, dtype=torch.bool)) for layer in range(3)]
+    candidates = Candidates([regions] * 3, [regions == V] * 3, torch.tensor([[2], [2], [2]]))
+    for bound, expected in ((0, [0, 0, 6]), (1, [1, 1, 4])):
+        method = KVCompose(structured=structured, lower_bound=bound)
+        for kept, count in zip(method.keep(scores, candidates), expected, strict=True):
+            assert int((kept & (regions == V)[:, None]).sum()) == 2 * count
+            assert kept[..., 6:].all()
+
+
+PAPER = {"exact_total": True, "lower_bound": 0}  # equations 21 and 22, as the paper's grids set them
+
+
+@pytest.mark.parametrize("structured", [True, False])
+@pytest.mark.parametrize("percent", [90, 75, 60, 50, 40, 30, 20, 10])
+def test_the_papers_total_is_kept_to_the_entry(structured, percent):
+    """Equation 21 over the whole context: floor((1 - r) L N), of every head; 37 tokens and 3 layers divide nowhere."""
+    backbone = compress(text_family(layers=3), None, name="none").eval()
+    prompts, cache = text_batch([(37, 5, 0)]), PackedCache(3)  # and a first token that never competes
+    method = KVCompose(structured=structured, **PAPER)
+    opened = open_prompts(backbone, prompts, cache, Compression(method, percent / 100), "context_first")
+    heads = backbone.family.shape.num_kv_heads
+    kept = -3 * heads
+    for layer in opened.plan.layers:
+        held = layer.entries_BN >= 0
+        kept += int(held.sum()) * heads if layer.heads_BNh is None else int((layer.heads_BNh & held[..., None]).sum())
+    total = percent * 3 * 37 * (1 if structured else heads) // 100
+    assert kept == total * (heads if structured else 1)
+
+
+@pytest.mark.parametrize("percent", [90, 30, 10])
+def test_the_total_of_millions_of_entries(percent):
+    """80 layers of 131,072 tokens: sums in float64 are off by more than a billionth."""
+    exact = torch.full((80, 1), 131_072 * (percent / 100), dtype=torch.float64)
+    candidates = Candidates([], [], exact.long(), exact)
+    assert KVCompose(**PAPER)._total(candidates).item() == percent * 80 * 131_072 // 100
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("keep", [0.05, 0.3, 0.8, 1.0])
+def test_budgets_of_heads(settings, keep):
+    method = KVCompose(structured=False, **settings)
+    views = layer_views(list(PROMPTS.values()), method.needs, "left", dropped=[(2, 0.5)])
+    _, counts, kept, candidates = plan(method, views, keep)
+    chosen = torch.stack([(a & b[:, None]).sum(-1) for a, b in zip(kept, candidates.competes_LBN, strict=True)])
+    assert torch.equal(chosen.sum((0, 2)), candidates.budget_LB.sum(0) * 2)
+    assert (chosen >= 1).all()
+    assert torch.equal(counts, chosen)
+
+
+@pytest.mark.parametrize("settings", HALVES)
+def test_each_half_can_be_left_out(settings):
+    """Without composite tokens heads keep those of the best mean; without adaptive budgets layers keep alike."""
+    method, whole = KVCompose(**settings), KVCompose()
+    views = layer_views([PROMPTS["context"]], method.needs)
+    _, counts, kept, candidates = plan(method, views, 0.3)
+    assert torch.equal(counts, candidates.budget_LB) == (not method.adaptive)
+    assert int(counts.sum()) == int(candidates.budget_LB.sum())
+    for view, count_B, kept_BhN, competes_BN in zip(views, counts, kept, candidates.competes_LBN, strict=True):
+        own = whole.score(view).scores_BhN[0, :, competes_BN[0]]
+        ranked = own if method.composite else own.mean(0, keepdim=True)
+        expected = [set(row.argsort(descending=True)[: int(count_B)].tolist()) for row in ranked]
+        assert [set(row[competes_BN[0]].nonzero()[:, 0].tolist()) for row in kept_BhN[0]] == expected
+    prompt_views.check_padding(method, list(PROMPTS.values()))
+    cache, backbone = PackedCache(3), compress(text_family(layers=3), None, name="none").eval()
+    opened = open_prompts(backbone, text_batch([(37, 5, 0)]), cache, Compression(method, 0.3), "context_first")
+    assert all((layer.heads_BNh is None) == (not method.composite) for layer in opened.plan.layers)
+    assert method.online is None
