@@ -226,14 +226,10 @@ def test_texts(capsys, tmp_path):
     )
 
 
-@pytest.fixture
-def scenes(tmp_path):
-    """The embedded VLM's recipe on four scenes."""
+def test_a_scene_as_the_loss_sees_it(tmp_path, capsys):
+    """By the embedded VLM's recipe on four scenes."""
     write_scene_split(tmp_path / "scenes", "train", 4, seed=0)
-    return of(tmp_path / "scenes/train.json", "--data.val_file", "null")
-
-
-def test_a_scene_as_the_loss_sees_it(scenes, capsys):
+    scenes = of(tmp_path / "scenes/train.json", "--data.val_file", "null")
     out = printed(capsys, "preview", *scenes, "--count", "2")
     samples = re.findall(r"'train-00000\d', 1 image: (\d+) tokens \((.*)\), (\d+) trained", out)
     assert len(samples) == 2

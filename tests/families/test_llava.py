@@ -46,13 +46,8 @@ def next_one():
     return next_family()
 
 
-@pytest.fixture
-def drawn(tmp_path):
-    return next_records(tmp_path)
-
-
-def test_newlines_are_projected_to_their_embedding_and_know_no_tile(next_one, drawn):
-    states = next_one.visual_states(next_batch(next_one, drawn), "received")
+def test_newlines_are_projected_to_their_embedding_and_know_no_tile(next_one, tmp_path):
+    states = next_one.visual_states(next_batch(next_one, next_records(tmp_path)), "received")
     for tokens_TC, tiles_T, received_T, keys_Td, cls_IC, size in zip(
         states.tokens, states.tiles, states.received, states.keys, states.cls, SIZES, strict=True
     ):
@@ -66,8 +61,8 @@ def test_newlines_are_projected_to_their_embedding_and_know_no_tile(next_one, dr
         assert tiles_T.max() + 1 == len(cls_IC) == next_one.layout.tiles(size)
 
 
-def test_a_patchs_attention_is_that_of_its_own_tiles_class_token(next_one, drawn):
-    batch = next_batch(next_one, drawn[:1])
+def test_a_patchs_attention_is_that_of_its_own_tiles_class_token(next_one, tmp_path):
+    batch = next_batch(next_one, next_records(tmp_path)[:1])
     states, tower = next_one.visual_states(batch, "received"), next_one.model.model.vision_tower
     tower.set_attn_implementation("eager")
     seen = tower(batch.pixel_values, output_hidden_states=True, output_attentions=True)

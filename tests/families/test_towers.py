@@ -115,18 +115,13 @@ def test_statistics_of_towers_without_windows_are_those_of_eager_attention(name,
     assert all(torch.equal(a, b) for a, b in zip(states.tokens, plain.tokens, strict=True))
 
 
-@pytest.fixture
-def tower():
-    return onevision_family().model.model.vision_tower
-
-
 def pixels(tiles, seed=0):
     return torch.randn(tiles, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize(("layers", "made_by"), [([-1], 2), ([3], 2), ([-2], 1), ([-1, 1], 0)])
-def test_statistics_are_those_of_the_layer_that_made_the_features(tower, monkeypatch, layers, made_by):
-    tiles = pixels(3)
+def test_statistics_are_those_of_the_layer_that_made_the_features(monkeypatch, layers, made_by):
+    tower, tiles = onevision_family().model.model.vision_tower, pixels(3)
     features, received, keys = features_with_statistics(tower, tiles, layers)
     states = tower(tiles, output_hidden_states=True).hidden_states
     assert torch.equal(features, torch.cat([states[layer] for layer in layers], -1))
@@ -137,10 +132,12 @@ def test_statistics_are_those_of_the_layer_that_made_the_features(tower, monkeyp
     assert received.dtype == keys.dtype == torch.float32
 
 
-def test_bf16_towers_give_statistics_in_fp32(tower):
-    features, received, keys = features_with_statistics(tower.bfloat16(), pixels(2).bfloat16(), [-1])
+def test_bf16_towers_give_statistics_in_fp32():
+    tower = onevision_family().model.model.vision_tower.bfloat16()
+    features, received, keys = features_with_statistics(tower, pixels(2).bfloat16(), [-1])
     assert (features.dtype, received.dtype, keys.dtype) == (torch.bfloat16, torch.float32, torch.float32)
 
 
-def test_embeddings_have_no_attention(tower):
-    refuses("past the embeddings, not 0 of 3 layers", lambda: features_with_statistics(tower, pixels(1), [0]))
+def test_embeddings_have_no_attention():
+    tower = onevision_family().model.model.vision_tower
+    refuses("past the embeddings, not 0 of 3 layers", features_with_statistics, tower, pixels(1), [0])

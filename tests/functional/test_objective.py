@@ -53,11 +53,9 @@ def batches(draw):
 
 def slow_balance(logits_NS, hard_NS, routed_N):
     """One sample's loss, group by group."""
-    tokens = routed_N.nonzero()[:, 0].tolist()
-    selections, groups = sum(int(hard_NS[n].sum()) for n in tokens), len(logits_NS[0])
-    chances = {n: torch.softmax(logits_NS[n].double(), -1).tolist() for n in tokens}
-    shares = [sum(bool(hard_NS[n, s]) for n in tokens) / max(1, selections) for s in range(groups)]
-    return sum(groups * shares[s] * sum(chances[n][s] for n in tokens) / max(1, len(tokens)) for s in range(groups))
+    chosen_nS, chances_nS = hard_NS[routed_N].double(), logits_NS[routed_N].double().softmax(-1)
+    shares_S = chosen_nS.sum(0) / max(1, int(chosen_nS.sum()))
+    return len(shares_S) * float(shares_S @ chances_nS.sum(0)) / max(1, len(chances_nS))
 
 
 @given(first=batches(), cut=st.integers(0, 4))

@@ -8,14 +8,13 @@ import pytest
 import torch
 from PIL import Image
 
-from subtoken_train.artifact.folder import AdapterConfig, identify, read_adapter, write_adapter, write_merged
+from subtoken_train.artifact.folder import read_adapter, write_merged
 from subtoken_train.cache.cache import PackedCache
 from subtoken_train.calibrating import CALIBRATORS
-from subtoken_train.engine.build import Stage2Config, build
+from subtoken_train.engine.build import Stage2Config
 from subtoken_train.evictions import build_eviction
 from subtoken_train.families.backbone_config import BackboneConfig
 from subtoken_train.families.load import check_whole, is_spread, layout_family, load_family, spread_memory
-from subtoken_train.families.lora import LoraSettings
 from subtoken_train.functional.gather import on_device
 from subtoken_train.inference import pool
 from subtoken_train.inference.batched import generate_batch
@@ -27,7 +26,7 @@ from subtoken_train.inference.prefill import decode, open_prompts
 from subtoken_train.plugins.harness import read_arguments
 from subtoken_train.reducers import build_reducer
 from subtoken_train.routing import RoutingConfig
-from tests.support.helpers import compress, drawn_llava, make_batch, save_backbone
+from tests.support.helpers import SMALL_LORA, compress, drawn_llava, made_adapter, make_batch, save_backbone
 from tests.support.refusals import refuses
 from tests.support.sampling import sampled
 from tests.support.shards import shards, spread
@@ -39,33 +38,20 @@ ROUTING = RoutingConfig(num_groups=4, kept_groups=1, query_conditioned=True, val
 BYTES = RoutingConfig(num_groups=16, kept_groups=16, value_gate=True, budget="bytes", byte_share=0.6, sinks=1)
 
 
-def write(folder, source, reducer, routing, stage2=None):
-    lora = LoraSettings(rank=2)
-    backbone, peft_model = build(source, lora, reducer, routing, stage2)
-    with torch.no_grad():
-        for name, parameter in backbone.named_parameters():
-            if "lora_" in name or name.startswith("bank."):
-                parameter.normal_(std=0.3)
-    config = AdapterConfig(source, lora, reducer, routing, identify(backbone.family, source), {}, stage2)
-    return write_adapter(folder, config, backbone, peft_model)
-
-
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
     """A backbone, and adapters of it: routed, of a byte budget, token-only, of two stages, and one merged."""
     folder = tmp_path_factory.mktemp("arms")
     path = save_backbone(drawn_llava(3), folder / "backbone")
-    source = BackboneConfig(path=str(path))
-    found = {
-        "backbone": path,
-        "routed": write(folder / "routed", source, FASTV, ROUTING),
-        "tokens": write(folder / "tokens", source, build_reducer("visionzip", keep_ratio=0.5), None),
-        "bytes": write(folder / "bytes", source, build_reducer("none"), BYTES),
-        "stages": write(folder / "stages", source, FASTV, ROUTING, Stage2Config("first", LoraSettings(rank=2))),
-    }
+    arms = {
+        "routed": (FASTV, ROUTING), "tokens": (build_reducer("visionzip", keep_ratio=0.5), None),
+        "bytes": (build_reducer("none"), BYTES),
+        "stages": (FASTV, ROUTING, SMALL_LORA, Stage2Config("first", SMALL_LORA)),
+    }  # fmt: skip
+    found = {name: made_adapter(folder / name, path, *arm, spread=0.3)[0] for name, arm in arms.items()}
     config, backbone, peft_model = read_adapter(found["tokens"])
     write_merged(folder / "merged", config, backbone, peft_model)
-    return found | {"merged": folder / "merged"}
+    return found | {"backbone": path, "merged": folder / "merged"}
 
 
 def logits(backbone):
@@ -250,9 +236,8 @@ def test_two_devices_answer_as_one(case, protocol):
     assert places == [near, *[far] * (len(places) - 1)]
 
 
-@pytest.fixture
-def two_gpus(monkeypatch):
-    """``auto`` finds two GPUs, of which the first does not hold the model; what they are given is returned."""
+def test_an_adapter_on_a_spread_backbone(vlm_adapter, monkeypatch):
+    """The first of two GPUs does not hold it. LoRA and routers lie where their layers do; transformers generates."""
     given = []
 
     def load(config, reducer=None, memory=None):
@@ -262,16 +247,11 @@ def two_gpus(monkeypatch):
 
     monkeypatch.setattr(pool, "free_memory", lambda: [400_000, 10**9])
     monkeypatch.setattr(pool, "load_family", load)
-    return given
-
-
-def test_an_adapter_on_a_spread_backbone(vlm_adapter, two_gpus):
-    """LoRA and routers lie where their layers do; transformers' own loop generates."""
     picture, asked = Image.new("RGB", (120, 80), "teal"), {"prompt": "is there a 0 ?", "max_new_tokens": 3}
     whole = SubTokenModel.from_pretrained(vlm_adapter, eviction="snapkv", eviction_keep=0.5)
     expected = whole.chat(images=[picture], **asked)
     model = SubTokenModel.from_pretrained(vlm_adapter, eviction="snapkv", eviction_keep=0.5, device_map="auto")
-    assert two_gpus == [None, {0: 280_000, 1: 700_000_000}]
+    assert given == [None, {0: 280_000, 1: 700_000_000}]
     assert is_spread(model.backbone.model)
     near, far = shards()
     for layer, block in enumerate(model.backbone.family.decoder.layers):

@@ -197,19 +197,17 @@ BOTH = ("norm", "attention")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("query_conditioned", [False, True])
 @torch.no_grad()
-def test_equals_the_formula_token_by_token(dtype, query_conditioned):
+def test_bilinear_equals_the_formula(dtype, query_conditioned):
     selector, view = build("bilinear", query_rank=3, query_conditioned=query_conditioned), look(dtype=dtype)
     found = selector(view)
     assert found.dtype == torch.float32
-    for sample, query in enumerate(view.query_summary_BD.double()):
-        c = selector.query_side.weight.double() @ query
-        for token, hidden in enumerate(view.hidden_BND[sample].double()):
-            expected = selector.token.weight.double() @ hidden + selector.token.bias.double()
-            a = selector.token_side.weight.double() @ hidden
-            expected = expected + sum(selector.meeting.weight[:, r].double() * a[r] * c[r] for r in range(3))
-            if query_conditioned:
-                expected = expected + selector.query.weight.double() @ query
-            assert torch.allclose(found[sample, token].double(), expected, atol=1e-5)
+    weight = {name: parameter.double() for name, parameter in selector.named_parameters()}
+    hidden, query = view.hidden_BND.double(), view.query_summary_BD.double()[:, None]
+    meets = (hidden @ weight["token_side.weight"].T) * (query @ weight["query_side.weight"].T)
+    expected = hidden @ weight["token.weight"].T + weight["token.bias"] + meets @ weight["meeting.weight"].T
+    if query_conditioned:
+        expected = expected + query @ weight["query.weight"].T
+    assert torch.allclose(found.double(), expected, atol=1e-5)
 
 
 def test_features_may_be_written_as_a_list():

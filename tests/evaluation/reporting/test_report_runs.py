@@ -11,6 +11,7 @@ from subtoken_train.evaluation.reporting.exports import report_csv, report_latex
 from subtoken_train.evaluation.reporting.page import report_html
 from subtoken_train.evaluation.reporting.report import make_report
 from subtoken_train.evaluation.reporting.runs import read_results
+from tests.hostile.grammar import changed
 from tests.support.refusals import refuses
 from tests.support.report_results import answers, facts, write_run
 
@@ -41,19 +42,11 @@ def refused(*folders) -> str:
     return refuses("", read_results, list(folders))
 
 
-def with_value(content: dict, place: tuple, value: object) -> str:
-    inner = made = json.loads(json.dumps(content))
-    for key in place[:-1]:
-        inner = inner[key]
-    inner[place[-1]] = value
-    return json.dumps(made)
-
-
 def change(results: Path, place: tuple, value: object, arm: str = "arm") -> str | None:
     """The report after a key of an arm's manifest, or of its first record (one word), was changed."""
     path = results / arm / "fake" / (MANIFEST if place[0] in ("arm", "rows") else SAMPLES)
     first, *rest = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
-    path.write_text("\n".join([with_value(json.loads(first), place, value), *rest, ""]))
+    path.write_text("\n".join([json.dumps(changed(json.loads(first), place, value)), *rest, ""]))
     return report(results)
 
 

@@ -150,12 +150,6 @@ test_mistakes_are_worded = refusing(
 METHOD = {"eviction": "keydiff"}
 
 
-@pytest.fixture
-def scenes(tmp_path):
-    write_scene_split(tmp_path / "scenes", "test", 20, seed=3)
-    return tmp_path / "scenes"
-
-
 @pytest.fixture(scope="module")
 def record(tmp_path_factory):
     """A file of the shipped models' backbone: 40 % on average."""
@@ -198,19 +192,22 @@ def test_an_anchor_keeps_the_recorded_mean(record):
     assert "has no matched anchor: its threshold=-0.1 window=4 has no recorded mean to match" in note
 
 
-def test_a_check_lists_a_file_that_is_not_there(scenes, tmp_path):
+def test_a_check_lists_a_file_that_is_not_there(tmp_path):
+    write_scene_split(tmp_path / "scenes", "test", 20, seed=3)
     file = tmp_path / "none.json"
     spec = replace(WHOLE, name="arm", **METHOD, eviction_keep=f"threshold:{file}")
-    checked = dry_run(scenes_grid(scenes, tmp_path / "out", spec), planned_adapter)
+    checked = dry_run(scenes_grid(tmp_path / "scenes", tmp_path / "out", spec), planned_adapter)
     how = f"subtoken-train calibrate threshold --adapter {WHOLE.adapter} --option eviction=keydiff --out {file}"
     assert dict(checked.wanted) == {f"calibration {file}": how}
     refuses(r"none.json is not a file; 'subtoken-train calibrate threshold' writes one", prepare, [spec], ModelPool())
 
 
-def test_a_report_states_measured_bytes_with_their_spread(record, scenes, tmp_path):
+def test_a_report_states_measured_bytes_with_their_spread(record, tmp_path):
+    write_scene_split(tmp_path / "scenes", "test", 20, seed=3)
     keeps = [0.5, {"threshold": -0.1, "window": 4}, f"threshold:{record}"]
     specs = [replace(WHOLE, name=f"arm{i}", **METHOD, eviction_keep=keep) for i, keep in enumerate(keeps)]
-    found = read_samples(run_grid(scenes_grid(scenes, tmp_path / "out", *specs, limit=6))[1]).values()
+    grid = scenes_grid(tmp_path / "scenes", tmp_path / "out", *specs, limit=6)
+    found = read_samples(run_grid(grid)[1]).values()
     shares = [(each.region_bytes - each.index_bytes) / each.region_dense_bytes for each in found]
     spread = statistics.stdev(shares)
     assert spread > 0

@@ -156,13 +156,8 @@ def test_captions_that_cannot_be_scored(tmp_path):
     refused(words, "textcaps", parquet(tmp_path / "b", "textcaps", ("one", "A dog.")))
 
 
-@pytest.fixture
-def cases(shared):
-    return reference_cases(shared, "caption_cider")
-
-
-def test_cider_of_golden_tokens(cases):
-    for case in cases:
+def test_cider_of_golden_tokens(shared):
+    for case in reference_cases(shared, "caption_cider"):
         names = list(case["ptb_gts"])
         mean, terms = cider([case["ptb_res"][n] for n in names], [case["ptb_gts"][n] for n in names])
         assert mean == pytest.approx(case["CIDEr"], abs=1e-6)
@@ -171,8 +166,8 @@ def test_cider_of_golden_tokens(cases):
 
 @pytest.mark.slow
 @needs_java
-def test_tokens_and_metric_of_golden_texts(cases):
-    for case in cases:
+def test_tokens_and_metric_of_golden_texts(shared):
+    for case in reference_cases(shared, "caption_cider"):
         names = list(case["gts"])
         assert ptb_tokens([case["gts"][n] for n in names]) == [case["ptb_gts"][n] for n in names]
         metric = CaptionCider()
