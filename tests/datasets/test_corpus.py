@@ -16,14 +16,8 @@ from PIL import Image
 from transformers import AutoTokenizer
 
 from subtoken_train.cli.main import main
-from subtoken_train.datasets.corpus import (
-    CorpusSource,
-    iterate_blocks,
-    iterate_documents,
-    load_rows,
-    packed_blocks,
-    repeat_context,
-)
+from subtoken_train.datasets import corpus as packing
+from subtoken_train.datasets.corpus import CorpusSource, iterate_blocks, iterate_documents, load_rows, packed_blocks
 from subtoken_train.datasets.datamodule import CorpusDataModule, RecallDataModule
 from subtoken_train.datasets.text_batches import TextSample, collate_text, padding_id
 from subtoken_train.datasets.unknown_tokens import SomeTexts, say_unknown
@@ -76,7 +70,7 @@ def test_blocks_are_the_stream_of_documents_and_ends(byte_tokenizer, bos, texts,
 def test_every_second_block_goes_on_with_its_context(byte_tokenizer, context, after, place, bos):
     tokenizer = byte_tokenizer(bos)
     ids = [*[BOS] * bos, *tokenizer(" ".join(map(str, range(1000, 1300))), add_special_tokens=False)["input_ids"]]
-    made = repeat_context(ids[: context + after], context, place, tokenizer)
+    made = packing.repeat_context(ids[: context + after], context, place, tokenizer)
     assert (len(made), made[:context]) == (context + after, ids[:context])
     assert (made == ids[: context + after]) == (place % 2 == 0)
     text, said = (tokenizer.decode(part, skip_special_tokens=True) for part in (ids[:context], made[context:]))

@@ -8,15 +8,7 @@ import pytest
 import torch
 import transformers
 from peft import LoraConfig, inject_adapter_in_model
-from transformers import (
-    Gemma3TextConfig,
-    LlamaConfig,
-    LlavaConfig,
-    MistralConfig,
-    Qwen2_5_VLConfig,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import LlamaConfig, LlavaConfig, MistralConfig, Qwen2_5_VLConfig, Qwen2Config, Qwen3Config
 
 from checkpoints.tiny_llava import build_model
 from subtoken_train.families.backbone_config import BackboneConfig
@@ -143,7 +135,9 @@ def test_windows_are_read_layer_by_layer(text, windows):
 
 
 def test_beside_images_known_windows_alone_are_served():
-    gemma = Gemma3TextConfig(**SMALL, sliding_window=8, layer_types=["sliding_attention", "full_attention"])
+    gemma = transformers.Gemma3TextConfig(
+        **SMALL, sliding_window=8, layer_types=["sliding_attention", "full_attention"]
+    )
     assert layer_windows(gemma) == [8, None]
     refuses("with images, they are supported only for mistral, qwen2, qwen3", lambda: layer_windows(vlm(gemma)))
 

@@ -14,25 +14,8 @@ from subtoken_train.evaluation.results import SampleRecord, SampleWriter
 from subtoken_train.evaluation.tasks import build_task
 from subtoken_train.families.chat import llava_chat
 from subtoken_train.types import Turn
-from tests.support.benchmark_folders import (
-    expected_scores,
-    gqa_parquet,
-    mmbench_parquet,
-    mme_parquet,
-    people,
-    picture,
-    pope_own,
-    pope_parquet,
-    prompts_of,
-    real_answers,
-    real_lines,
-    reference_cases,
-    reference_prompts,
-    refused,
-    scienceqa_parquet,
-    write_files,
-    write_rows,
-)
+from tests.support import benchmark_folders as folders
+from tests.support.benchmark_folders import mme_parquet, real_answers, refused, scienceqa_parquet, write_rows
 from tests.support.eval_runs import MEASURED
 
 SHORT = "\nAnswer the question using a single word or phrase."
@@ -51,7 +34,7 @@ FILES = {
     "seedbench": ("data/test", SEED, "question_id"),
     "textvqa": ("data/validation", {"answers": ["x"] * 10, "ocr_tokens": ["a"]}, "question_id"),
     "vizwiz": ("data/val", {"answers": SODA, "category": "unanswerable"}, "question_id"),
-    "vqav2": ("data/validation", {"answers": people(*["yes"] * 10), "answer_type": "other"}, "question_id"),
+    "vqav2": ("data/validation", {"answers": folders.people(*["yes"] * 10), "answer_type": "other"}, "question_id"),
 }
 """Task -> the beginning of its files' names, a row, and the column of its ids."""
 
@@ -119,7 +102,7 @@ def test_rows_that_cannot_be_scored(tmp_path, name, document, words):
 REFERENCES = [
     *((name, None, {}) for name in ("chartqa", "docvqa", "infographicvqa", "vizwiz", "vqav2")),
     *(("textvqa", None, {"ocr": ocr}) for ocr in (True, False)),
-    *(("gqa", gqa_parquet, {}), ("pope", pope_parquet, {}), ("scienceqa", scienceqa_parquet, {})),
+    *(("gqa", folders.gqa_parquet, {}), ("pope", folders.pope_parquet, {}), ("scienceqa", scienceqa_parquet, {})),
     ("mme", mme_parquet, {}),
 ]
 
@@ -127,13 +110,13 @@ REFERENCES = [
 @pytest.mark.parametrize(("name", "given", "options"), REFERENCES)
 def test_prompts_are_the_reference_programs(shared, tmp_path, name, given, options):
     task = {"infographicvqa": "docvqa", "vizwiz": "vizwiz_vqa"}.get(name, name)
-    documents, expected = reference_prompts(shared, task, **options)
+    documents, expected = folders.reference_prompts(shared, task, **options)
     if name == "mme":  # two questions to an image
         documents = [{**row, "question_id": f"OCR/{n // 2}", "category": "OCR"} for n, row in enumerate(documents)]
     if name == "scienceqa":
         documents = [{**document, "answer": 0} for document in documents]
     folder = parquet(tmp_path, name, documents) if given is None else given(tmp_path, documents)
-    assert prompts_of(build_task(name, folder, **options)) == expected
+    assert folders.prompts_of(build_task(name, folder, **options)) == expected
 
 
 NUMBERS = ["0.28", ".28"]
@@ -170,7 +153,9 @@ CATEGORIES = ("adversarial", "popular", "random")
 
 def test_popes_parquet_form(tmp_path):
     asked = {"question": "Is there a snowboard in the image? ", "answer": "Yes", "question_id": "1"}
-    samples = build_task("pope", pope_parquet(tmp_path, [{**asked, "category": name} for name in CATEGORIES])).samples()
+    samples = build_task(
+        "pope", folders.pope_parquet(tmp_path, [{**asked, "category": name} for name in CATEGORIES])
+    ).samples()
     assert [sample.id for sample in samples] == ["adversarial/1", "popular/1", "random/1"]
     assert {sample.prompt for sample in samples} == {BOARD}
     assert samples[1].reference == {"label": "yes", "category": "popular"}
@@ -180,8 +165,8 @@ def test_popes_parquet_form(tmp_path):
 
 
 def test_popes_own_form(tmp_path):
-    pope_own(tmp_path, [{"text": "Is there a snowboard in the image?", "label": "yes"}, {"question_id": 2}])
-    write_files(tmp_path, {"val2014/COCO_val2014_000000310196.jpg": picture(5)})
+    folders.pope_own(tmp_path, [{"text": "Is there a snowboard in the image?", "label": "yes"}, {"question_id": 2}])
+    folders.write_files(tmp_path, {"val2014/COCO_val2014_000000310196.jpg": folders.picture(5)})
     first, second = build_task("pope", tmp_path, category="random").samples()
     assert (first.id, first.prompt) == ("random/1", BOARD)
     assert first.reference == {"label": "yes", "category": "random"}
@@ -198,7 +183,7 @@ def test_answers_of_llava_are_joined_by_id_whatever_their_order(shared):
     Random(0).shuffle(answers)
     metric, ids = task.metric(), [f"adversarial/{row['question_id']}" for row in answers]
     metric.update([row["pred"] for row in answers], [references[name] for name in ids])
-    expected = expected_scores(shared, "pope_llava15_13b")["adversarial"]
+    expected = folders.expected_scores(shared, "pope_llava15_13b")["adversarial"]
     assert metric.compute()["accuracy"] == pytest.approx(expected["Accuracy"], abs=1e-6)
     assert metric.compute()["f1"] == pytest.approx(expected["F1 score"], abs=1e-6)
 
@@ -212,7 +197,7 @@ def test_answers_of_llava_are_joined_by_id_whatever_their_order(shared):
 )
 def test_popes_mistakes(tmp_path, rows, words):
     refused(r"has no coco_pope_adversarial\.json or coco/coco_pope_adversarial\.json\. Par", "pope", tmp_path)
-    pope_own(tmp_path, rows)
+    folders.pope_own(tmp_path, rows)
     refused(rf"random\.json, {words}", "pope", tmp_path, category="random")
 
 
@@ -237,12 +222,17 @@ def test_all_real_questions_of_mme(shared, tmp_path):
     task = build_task("mme", mme_parquet(tmp_path, named))
     samples = task.samples()
     assert (len(samples), task.expected_rows) == (2350, 2374)
-    lines = real_lines(shared, "mme_text", "llava_mme.jsonl")
+    lines = folders.real_lines(shared, "mme_text", "llava_mme.jsonl")
     asked = {f"<image>\n{line['text'].partition(' Answer yes or no, and')[0]}" for line in lines}
     assert {sample.prompt for sample in samples} <= asked
 
 
-LAYOUTS = {"gqa": gqa_parquet, "mmbench": mmbench_parquet, "mme": mme_parquet, "scienceqa": scienceqa_parquet}
+LAYOUTS = {
+    "gqa": folders.gqa_parquet,
+    "mmbench": folders.mmbench_parquet,
+    "mme": mme_parquet,
+    "scienceqa": scienceqa_parquet,
+}
 OTHERS = "row 2: no answers, so this is another split's file; use that of"
 MISTAKES = [
     ("gqa", [{"question": "Why?", "imageId": "n7"}], "parquet, row 1: image n7 is not in testdev_balanced_images"),
@@ -271,7 +261,7 @@ def rendered(family, turns):
 
 @pytest.mark.parametrize("mode", ["vicuna_v1", "llava_v1", "plain"])
 def test_reference_conversations(shared, tiny_family, mode):
-    cases = [case for case in reference_cases(shared, "prompts") if case["task"] == "llava_conversation"]
+    cases = [case for case in folders.reference_cases(shared, "prompts") if case["task"] == "llava_conversation"]
     cases = [case for case in cases if case["conv_mode"] == mode]
     assert cases
     for case in cases:
