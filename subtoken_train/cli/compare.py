@@ -45,7 +45,15 @@ def run(args: argparse.Namespace) -> int:
     if alone := (folder / "config.json").is_file():
         advised = "compare is for language models; of pictures: subtoken-train evaluate --backbone FOLDER --data FILE"
         refuse(('"vision_config"' in read_text(folder / "config.json"), f"{folder} sees pictures: {advised}"))
-        out, arms = Path(args.out or f"results/{folder.name}"), _model_arms(folder)
+        out = Path(args.out or f"results/{folder.name}")
+        plain: dict[str, Any] = {"backbone": str(folder), "protocol": "context_first", "dtype": "bfloat16"}
+        arms = [
+            {"name": "full", **plain},
+            {"name": "kvzip_42_int8", **plain, "eviction": "kvzip", "eviction_keep": 0.42, "kv_dtype": "int8"},
+            {"name": "kvzip_22", **plain, "eviction": "kvzip", "eviction_keep": 0.2166},
+            {"name": "snapkv_42_int8", **plain, "eviction": "snapkv", "eviction_keep": 0.42, "kv_dtype": "int8"},
+            {"name": "bits_int4_rotated", **plain, "kv_dtype": "int4_rotated"},
+        ]
         text = own_text({}, args.text) if args.text else ""
     elif (folder / "adapter").is_dir():
         recipe, out = read_recipe(folder / "recipe.yaml"), Path(args.out or folder / "compare")
@@ -122,17 +130,6 @@ def arms_of(recipe: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
         norm = {"groups": f"{groups},{kept}", "selector": "value_norm", "layout": layout}
         arms.append({"name": "groups_by_norm", **plain, **cut, **norm})
     return [*arms, {"name": "anchor", "adapter": str(anchor)}] if anchor.is_dir() else arms
-
-
-def _model_arms(folder: Path) -> list[dict[str, Any]]:
-    plain: dict[str, Any] = {"backbone": str(folder), "protocol": "context_first", "dtype": "bfloat16"}
-    return [
-        {"name": "full", **plain},
-        {"name": "kvzip_42_int8", **plain, "eviction": "kvzip", "eviction_keep": 0.42, "kv_dtype": "int8"},
-        {"name": "kvzip_22", **plain, "eviction": "kvzip", "eviction_keep": 0.2166},
-        {"name": "snapkv_42_int8", **plain, "eviction": "snapkv", "eviction_keep": 0.42, "kv_dtype": "int8"},
-        {"name": "bits_int4_rotated", **plain, "kv_dtype": "int4_rotated"},
-    ]
 
 
 def advice(report: "Report") -> str:

@@ -87,9 +87,10 @@ def _run_file(args: argparse.Namespace) -> int:
     adapters = args.adapter or [None]
     arms = [command_line.flagged_arm(args, adapter=adapter) for adapter in adapters]
     quiet_libraries()
-    from subtoken_train.artifact.card import score_rows
+    from subtoken_train.artifact.card import printed, score_rows
     from subtoken_train.benchmarking.comparison import aligned_columns
     from subtoken_train.datasets.records import InstructionRecords
+    from subtoken_train.evaluation.intervals import bootstrap_interval
     from subtoken_train.evaluation.runner.data_file import column_of, write_runs, written_run
 
     records, asked = InstructionRecords(args.data, args.image_folder), Path(args.data).read_bytes()
@@ -110,8 +111,13 @@ def _run_file(args: argparse.Namespace) -> int:
         for part in filter(None, held):
             part.unlink()
         print(f"records written to {args.out}")
-    for other in runs[1:]:
-        print(_difference(runs[0], other))
+    first, *others = runs
+    for other in others:
+        pairs = [mine - its for mine, its in zip(first["scores"], other["scores"], strict=True)]
+        found = sum(pairs) / len(pairs), *bootstrap_interval(pairs)
+        mean, low, high = (printed("score", value, "+") for value in found)
+        where = f"points on the same {len(pairs):,} questions (95 % interval)"
+        print(f"{first['arm']} less {other['arm']}: {mean} [{low}, {high}] {where}")
     return 0
 
 
@@ -133,16 +139,6 @@ def _answer(arm: ArmSpec, records: InstructionRecords, data: bytes, args: argpar
     held = part and partial(go_on, part, kind | {"model": asdict(model_identity(model.backbone))})
     how |= {"progress": counter("questions"), "compression": model.compression, "held": held}
     return {"arm": name, **answer_records(model.backbone, records, **how), "data_sha256": digest}
-
-
-def _difference(first: Run, other: Run) -> str:
-    from subtoken_train.artifact.card import printed
-    from subtoken_train.evaluation.intervals import bootstrap_interval
-
-    pairs = [mine - its for mine, its in zip(first["scores"], other["scores"], strict=True)]
-    mean, low, high = (printed("score", value, "+") for value in (sum(pairs) / len(pairs), *bootstrap_interval(pairs)))
-    where = f"points on the same {len(pairs):,} questions (95 % interval)"
-    return f"{first['arm']} less {other['arm']}: {mean} [{low}, {high}] {where}"
 
 
 GRID_ONLY = ("protocol", "data_root", "anchors", "device", "check")

@@ -176,7 +176,16 @@ class RecipeCLI:
     def build_trainer(self) -> L.Trainer:
         """Build the recipe's trainer with its loggers, progress, atomic checkpoints and our callbacks."""
         stop_mode, settings = self._early_stopping_mode(), Settings(self.config.trainer)
-        ours = [LogRecipe(self.resolved()), RandomState(), *self._watchers(stop_mode)]
+        task, stopping, throughput, midway = self.evaluation, self.early_stopping, Throughput(), None
+        ours: list[Callback] = [LogRecipe(self.resolved()), RandomState(), throughput]
+        ours += [RoutingPanel(), TrainedPanel(), SilentTensors()]
+        if task is not None:
+            evaluate = midway_evaluator(task, self.config.model.backbone.attention)
+            midway = midway_scores.MidwayEvaluation(evaluate, task.every_n_steps, throughput.watch)
+            ours.append(midway)
+        if stopping is not None and stop_mode is not None:
+            scored = midway if stopping.monitor == "eval/accuracy" else None
+            ours.append(midway_scores.StopEarly(stopping, stop_mode, scored))
         if settings.enable_progress_bar is not False:
             ours.append(BarProgress() if sys.stdout.isatty() else LineProgress(settings.log_every_n_steps or 50))
         settings.enable_model_summary = bool(settings.enable_model_summary)  # one row, no FLOPs; 'check' counts
@@ -206,19 +215,6 @@ class RecipeCLI:
         if any(self.config.data.get(key) for key in ("val_file", "val", "val_samples")):
             scores += midway_scores.VALIDATION_SCORES
         return self.early_stopping.checked_mode(scores)
-
-    def _watchers(self, stop_mode: str | None) -> list[Callback]:
-        task, stopping, throughput = self.evaluation, self.early_stopping, Throughput()
-        callbacks: list[Callback] = [throughput, RoutingPanel(), TrainedPanel(), SilentTensors()]
-        midway = None
-        if task is not None:
-            evaluate = midway_evaluator(task, self.config.model.backbone.attention)
-            midway = midway_scores.MidwayEvaluation(evaluate, task.every_n_steps, throughput.watch)
-            callbacks.append(midway)
-        if stopping is not None and stop_mode is not None:
-            scored = midway if stopping.monitor == "eval/accuracy" else None
-            callbacks.append(midway_scores.StopEarly(stopping, stop_mode, scored))
-        return callbacks
 
     def resolved(self) -> dict[str, Any]:
         """Return the recipe with every default and override, as plain values, without what was for this call alone."""

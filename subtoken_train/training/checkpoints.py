@@ -44,8 +44,7 @@ def newest_complete(folder: Path) -> Path | None:
 
 def incomplete(folder: Path) -> list[Path]:
     """Return what a crash left behind: folders without a marker, or not renamed yet."""
-    whole = set(complete(folder))
-    return sorted(item for item in _steps(folder) if item not in whole)
+    return sorted({*_steps(folder)} - {*complete(folder)})
 
 
 def state_path(checkpoint: Path) -> Path:
