@@ -71,9 +71,11 @@ class MeanScores(TaskMetric):
         return cls.figures(prediction, reference)[cls.names[0]]
 
 
-def mean_of(
-    name: str, rule: Callable[[Any, Mapping[str, Any]], float], parts: Mapping[str, Sequence[str]] | None = None
-) -> type[MeanScores]:
+Rule = Callable[[Any, Mapping[str, Any]], float]
+"""What an answer is worth, 0 to 1, by its reference."""
+
+
+def mean_of(name: str, rule: Rule, parts: Mapping[str, Sequence[str]] | None = None) -> type[MeanScores]:
     """Make the metric whose score is the mean of what a rule says of prediction and reference, 0 to 1.
 
     ``parts``: keys of the reference and their values; each value names the mean over the samples that have it.
@@ -89,24 +91,28 @@ def mean_of(
     return RuleScores
 
 
-class MeanOfTasks(MeanScores):
-    """``total``: the mean over the benchmark's own tasks (``names``) of their means, which stand beside it."""
+def mean_of_tasks(total: str, key: str, tasks: tuple[str, ...], rule: Rule) -> type[MeanScores]:
+    """Make the metric whose score is the mean over the benchmark's own tasks of their means, which stand beside it.
 
-    total: ClassVar[str]
+    ``key`` of a reference holds the sample's task; the rule says the sample's term of that task's mean.
+    """
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        cls.subtasks = cls.names
+    class TaskScores(MeanScores):
+        names = subtasks = tasks
 
-    def compute(self) -> dict[str, float]:
-        means = super().compute()
-        return {self.total: mean([*means.values()]), **means} if means else {}
+        def compute(self) -> dict[str, float]:
+            means = super().compute()
+            return {total: mean([*means.values()]), **means} if means else {}
 
-    @classmethod
-    def score(cls, prediction: Any, reference: Mapping[str, Any]) -> float:
-        """Return the sample's term of its task's mean."""
-        (value,) = cls.figures(prediction, reference).values()
-        return value
+        @staticmethod
+        def figures(prediction: Any, reference: Mapping[str, Any]) -> dict[str, float]:
+            return {reference[key]: rule(prediction, reference)}
+
+        @classmethod
+        def score(cls, prediction: Any, reference: Mapping[str, Any]) -> float:
+            return rule(prediction, reference)
+
+    return TaskScores
 
 
 def mean(values: Sequence[float]) -> float:

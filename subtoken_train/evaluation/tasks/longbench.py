@@ -27,7 +27,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, NamedTuple
 
 from subtoken_train.errors import check_package, refuse, unknown_name
-from subtoken_train.evaluation.metrics.metric import MeanOfTasks, mean_of
+from subtoken_train.evaluation.metrics.metric import mean_of, mean_of_tasks
 from subtoken_train.evaluation.metrics.short_answers import bag_f1, without_punctuation
 from subtoken_train.evaluation.tasks import files
 from subtoken_train.evaluation.tasks.files import FileRow, find_file, task_folder
@@ -130,15 +130,8 @@ def longbench_score(prediction: str, reference: Mapping[str, Any]) -> float:
     return max(_RULES[SETS[name].rule](prediction, answer) for answer in answers)
 
 
-class LongBenchScores(MeanOfTasks):
-    """A reference holds ``set``, ``answers`` (texts, at least one) and, of sets with ``class_score``, ``classes``."""
-
-    names = tuple(SETS)
-    total = "score"
-
-    @staticmethod
-    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        return {reference["set"]: longbench_score(prediction, reference)}
+LongBenchScores = mean_of_tasks("score", "set", tuple(SETS), longbench_score)
+"""A reference holds ``set``, ``answers`` (texts, at least one) and, of sets with ``class_score``, ``classes``."""
 
 
 def _cut(text: str) -> list[str]:

@@ -7,14 +7,14 @@ kvpress's reading of a tokenizer without a template (a line break before the ans
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from subtoken_train.errors import MAX_COUNT, MAX_TOKENS, at_place, refuse
-from subtoken_train.evaluation.metrics.metric import MeanOfTasks
+from subtoken_train.evaluation.metrics.metric import mean_of_tasks
 from subtoken_train.evaluation.tasks.files import read_jsonl, read_split, task_source
 from subtoken_train.evaluation.tasks.table import WORDS
 from subtoken_train.evaluation.tasks.task import Sample, Task
@@ -59,17 +59,10 @@ def ruler_score(prediction: str, task: str, expected: Sequence[str]) -> float:
     return float(any(found)) if task.startswith("qa") else sum(found) / len(expected)
 
 
-class RulerMatch(MeanOfTasks):
-    """References hold ``task`` and ``answers``; RULER's rounding of each task's mean is not done here."""
-
-    names = RULER_TASKS
-    total = "string_match"
-
-    @staticmethod
-    def figures(prediction: str, reference: Mapping[str, Any]) -> dict[str, float]:
-        return {reference["task"]: ruler_score(prediction, reference["task"], reference["answers"])}
-
-
+RulerMatch = mean_of_tasks(
+    "string_match", "task", RULER_TASKS, lambda said, of: ruler_score(said, of["task"], of["answers"])
+)
+"""References hold ``task`` and ``answers``; RULER's rounding of each task's mean is not done here."""
 NEW_TOKENS: dict[str, int] = _WORDS["tokens"]
 """Tokens generated, by the first part of a task's name."""
 _QUESTIONS = {name: re.compile(words) for name, words in _WORDS["questions"].items()}
