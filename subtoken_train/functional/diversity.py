@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subtoken_train.functional.gather import keep_best, rank_candidates
+from subtoken_train.functional.gather import keep_best, plain_product, rank_candidates
 from subtoken_train.functional.masks import top_indices
 
 SAME = 1e-6  # cosine distances and remaining volumes below it are 0
@@ -24,8 +24,13 @@ def unit_rows(rows: Tensor) -> Tensor:
 
 def farthest_places(unit_BND: Tensor, open_BN: Tensor, steps: int) -> Tensor:
     """Choose row after row the one whose nearest chosen (first: other) row is farthest away, int64 [B, N]."""
-    place_BN = torch.full(open_BN.shape, steps, device=open_BN.device)
-    nearest_BN = _nearest_other(unit_BND, open_BN)
+    place_BN, nearest = torch.full(open_BN.shape, steps, device=open_BN.device), []
+    for start in range(0, open_BN.shape[1], _BLOCK):
+        like_BrN = plain_product(unit_BND[:, start : start + _BLOCK], unit_BND.mT)
+        like_BrN = like_BrN.masked_fill(~open_BN[:, None], -torch.inf)
+        like_BrN.diagonal(start, 1, 2).fill_(-torch.inf)  # the nearest other row
+        nearest.append(1 - like_BrN.amax(-1))
+    nearest_BN = _zeroed(torch.cat(nearest, 1))
     largest_B1 = nearest_BN.masked_fill(~open_BN, 0).amax(-1, keepdim=True)
     nearest_BN = (nearest_BN >= largest_B1 - SAME).float()  # of two that are each other's nearest the first
     for step in range(steps):
@@ -48,8 +53,7 @@ def volume_places(unit_BND: Tensor, weight_BN: Tensor, open_BN: Tensor, steps: i
     for step in range(steps):
         row_B1 = _choose(square_BN * left_BN, open_BN, place_BN, step)
         own_Bk1 = factor_BkN.gather(2, row_B1[:, None].expand(-1, steps, 1))
-        with torch.autocast(unit_BND.device.type, enabled=False):
-            explained_BN = (own_Bk1.mT @ factor_BkN)[:, 0]
+        explained_BN = plain_product(own_Bk1.mT, factor_BkN)[:, 0]
         rest_B1 = left_BN.gather(1, row_B1)
         direction_BN = (_likeness(unit_BND, row_B1) - explained_BN) * rest_B1.clamp(min=SAME).rsqrt()
         factor_BkN[:, step] = direction_BN.masked_fill(rest_B1 < SAME, 0)
@@ -76,8 +80,7 @@ def without_doubles(unit_RD: Tensor, count: int) -> Tensor:
 
     Every other row is matched with the most similar of those between; of the 8 most similar pairs the former goes.
     """
-    with torch.autocast(unit_RD.device.type, enabled=False):
-        like_RR = unit_RD @ unit_RD.T
+    like_RR = plain_product(unit_RD, unit_RD.T)
     left = torch.arange(len(unit_RD), device=unit_RD.device)
     while len(left) > count:
         first, second = left[::2], left[1::2]
@@ -96,20 +99,7 @@ def _choose(value_BN: Tensor, open_BN: Tensor, place_BN: Tensor, step: int) -> T
 
 def _likeness(unit_BND: Tensor, row_B1: Tensor) -> Tensor:
     one_BD1 = unit_BND.gather(1, row_B1[..., None].expand(-1, -1, unit_BND.shape[-1])).mT
-    with torch.autocast(unit_BND.device.type, enabled=False):
-        return (unit_BND @ one_BD1)[..., 0]
-
-
-def _nearest_other(unit_BND: Tensor, open_BN: Tensor) -> Tensor:
-    """Return every row's cosine distance to the nearest other open one, [B, N], a block of rows at a time."""
-    nearest = []
-    for start in range(0, open_BN.shape[1], _BLOCK):
-        with torch.autocast(unit_BND.device.type, enabled=False):
-            like_BrN = unit_BND[:, start : start + _BLOCK] @ unit_BND.mT
-        like_BrN = like_BrN.masked_fill(~open_BN[:, None], -torch.inf)
-        like_BrN.diagonal(start, 1, 2).fill_(-torch.inf)
-        nearest.append(1 - like_BrN.amax(-1))
-    return _zeroed(torch.cat(nearest, 1))
+    return plain_product(unit_BND, one_BD1)[..., 0]
 
 
 def _zeroed(values: Tensor) -> Tensor:

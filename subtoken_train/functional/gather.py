@@ -67,11 +67,16 @@ def count_positions(visible_BN: Tensor) -> Tensor:
     return (visible_BN.long().cumsum(-1) - 1).clamp(min=0)
 
 
+def plain_product(first: Tensor, second: Tensor) -> Tensor:
+    """Return ``first @ second`` in the tensors' own dtype, under any autocast."""
+    with torch.autocast(first.device.type, enabled=False):
+        return first @ second
+
+
 def masked_mean(rows_BND: Tensor, mask_BN: Tensor) -> Tensor:
     """Average the marked rows, [B, D] in fp32 under any autocast; zeros where none is marked."""
     weight_BN = mask_BN.float()
-    with torch.autocast(rows_BND.device.type, enabled=False):
-        sum_BD = (weight_BN[:, None] @ rows_BND.float()).squeeze(1)
+    sum_BD = plain_product(weight_BN[:, None], rows_BND.float()).squeeze(1)
     return sum_BD / weight_BN.sum(-1, keepdim=True).clamp(min=1)
 
 

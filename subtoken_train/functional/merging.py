@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from subtoken_train.functional import causal_attention
-from subtoken_train.functional.gather import kept_index, take_rows
+from subtoken_train.functional.gather import kept_index, plain_product, take_rows
 
 Merge = Literal["none", "average", "weighted", "pivot", "position"]
 PAIRS = 2**25  # similarities that exist at a time
@@ -58,8 +58,7 @@ def nearest_key(key_BhNd: Tensor, kept_BhN: Tensor, dropped_BhN: Tensor, most: i
     goes_RW = goes_RW & stays_RK[:, :1]
     for start in range(0, going_RW.shape[1], step):
         rows_RW, there_RW = (x[:, start : start + step] for x in (going_RW, goes_RW))
-        with torch.autocast(unit_RNd.device.type, enabled=False):
-            like_RWK = take_rows(unit_RNd, rows_RW) @ anchors_RKd.mT
+        like_RWK = plain_product(take_rows(unit_RNd, rows_RW), anchors_RKd.mT)
         best_RW, place_RW = like_RWK.masked_fill(~stays_RK[:, None], -torch.inf).max(-1)
         rows_RW = rows_RW.where(there_RW, length)
         target_RN.scatter_(1, rows_RW, kept_RK.gather(1, place_RW))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from subtoken_train.errors import MAX_SEED, refuse
 from subtoken_train.functional.diversity import SAME, farthest_places, unit_rows, unlike_places, volume_places
-from subtoken_train.functional.gather import masked_mean, rank_candidates
+from subtoken_train.functional.gather import masked_mean, plain_product, rank_candidates
 from subtoken_train.functional.hashing import uniform_hash
 from subtoken_train.reducers.base import RankingReducer, Reducer, Stage, shared_out
 from subtoken_train.reducers.staged import RankedCuts
@@ -94,8 +94,7 @@ class DivPrune(RankingReducer):
 
 def relevance(unit_BND: Tensor, visual_BN: Tensor, question_BN: Tensor) -> Tensor:
     """Return each visual row's scaled negative mean cosine to the question's rows, [B, N]; 1 where all are alike."""
-    with torch.autocast(unit_BND.device.type, enabled=False):
-        alike_BN = (unit_BND @ masked_mean(unit_BND, question_BN)[..., None])[..., 0]
+    alike_BN = plain_product(unit_BND, masked_mean(unit_BND, question_BN)[..., None])[..., 0]
     low_B1 = alike_BN.masked_fill(~visual_BN, torch.inf).amin(-1, keepdim=True)
     high_B1 = alike_BN.masked_fill(~visual_BN, -torch.inf).amax(-1, keepdim=True)
     range_B1 = high_B1 - low_B1

@@ -23,7 +23,7 @@ from torch import Tensor
 from subtoken_train.calibrations import CalibratedNumbers, NumberTable, check_table
 from subtoken_train.errors import refuse
 from subtoken_train.functional.causal_attention import attention_paid
-from subtoken_train.functional.gather import rank_candidates
+from subtoken_train.functional.gather import plain_product, rank_candidates
 from subtoken_train.functional.masks import top_indices
 from subtoken_train.ledger.kv_budget import exact, kept_count, matched_count
 from subtoken_train.reducers.base import Cut, RankingReducer, Reducer, Stage, Tower, keep_ranked
@@ -365,8 +365,7 @@ LISTS: dict[int, tuple[tuple[int, int, int], ...]] = {
 
 def text_raters(visual_VD: Tensor, text_TD: Tensor) -> Tensor:
     """Mark the text tokens that rate, bool [T]: those nearest to the image by input embeddings; at least one."""
-    with torch.autocast(text_TD.device.type, enabled=False):
-        mean_T = (visual_VD.float() @ text_TD.float().T).softmax(-1).mean(0)
+    mean_T = plain_product(visual_VD.float(), text_TD.float().T).softmax(-1).mean(0)
     raters_T = mean_T > mean_T.mean()
     return raters_T if bool(raters_T.any()) else torch.ones_like(raters_T)
 

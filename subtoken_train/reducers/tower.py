@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subtoken_train.functional.diversity import unit_rows, without_doubles
-from subtoken_train.functional.gather import keep_best
+from subtoken_train.functional.gather import keep_best, plain_product
 from subtoken_train.functional.masks import top_indices
 from subtoken_train.reducers.base import TowerChoice, TowerReducer
 from subtoken_train.types import MergedStates, TowerStatistics, VisualStates
@@ -39,8 +39,7 @@ def contextual_tokens(tokens_RC: Tensor, keys_Rd: Tensor, targets_c: Tensor) -> 
     is_target = torch.zeros(len(tokens_RC), dtype=torch.bool, device=tokens_RC.device)
     is_target[targets_c] = True
     keys = F.normalize(keys_Rd.float(), dim=-1)
-    with torch.autocast(keys.device.type, enabled=False):
-        joined = (keys[~is_target] @ keys[is_target].T).argmax(-1)
+    joined = plain_product(keys[~is_target], keys[is_target].T).argmax(-1)
     sums_cC = tokens_RC.new_zeros(len(targets_c), tokens_RC.shape[-1], dtype=torch.float32)
     sums_cC.index_add_(0, joined, tokens_RC[~is_target].float())
     members_c = torch.bincount(joined, minlength=len(targets_c)).clamp(min=1)
@@ -174,8 +173,7 @@ def principal_tokens(tokens_TC: Tensor, received_T: Tensor, kept: int, classes: 
     """Return the places of ``kept - classes`` tokens, component after component, of each the best first."""
     count, unit_TC = len(tokens_TC), unit_rows(tokens_TC)
     component_T = components(tokens_TC, max(1, kept // 4))
-    with torch.autocast(unit_TC.device.type, enabled=False):
-        like_TT = unit_TC @ unit_TC.T
+    like_TT = plain_product(unit_TC, unit_TC.T)
     most_alike = kept / 32 * like_TT.triu(1).sum() / max(1, count * (count - 1) // 2)
     repeats_TT = ((like_TT > most_alike) & (component_T == component_T[:, None])).fill_diagonal_(False)
     order_T, apart_T = top_indices(received_T, count), torch.ones_like(component_T, dtype=torch.bool)
@@ -255,8 +253,7 @@ def merged_tokens(tokens_TC: Tensor, received_T: Tensor, keys_Td: Tensor, chosen
     """Add to each chosen token its neighbours (by cosine of keys), and append the extra one, [k + 1, C]; in fp32."""
     states_TC, unit_Td = tokens_TC.float(), F.normalize(keys_Td.float(), dim=-1)
     weighted_TC = states_TC * received_T.float()[:, None]
-    with torch.autocast(unit_Td.device.type, enabled=False):
-        like_kT = unit_Td[chosen_k] @ unit_Td.T
+    like_kT = plain_product(unit_Td[chosen_k], unit_Td.T)
     like_kT.scatter_(1, chosen_k[:, None], -torch.inf)
     near_kn = top_indices(like_kT, min(NEIGHBOURS, len(tokens_TC) - 1))
     dropped_T = torch.ones_like(received_T, dtype=torch.bool)
