@@ -41,11 +41,9 @@ def select_samples(blocks: list[Block], samples: list[int], kv_heads: int) -> li
 def select_part(part: BlockPart, index_R: Tensor) -> BlockPart:
     """Copy the entries and pieces of some rows."""
     values, of_rows = part.values, itemgetter(index_R)
-    chosen = _select_values(values, index_R) if isinstance(values, RoutedValues) else values.each(of_rows)
-    return BlockPart(part.keys.each(of_rows), chosen, part.cut, each_tensor(part.position_RM, of_rows))
-
-
-def _select_values(values: RoutedValues, index_R: Tensor) -> RoutedValues:
+    keys, position_RM = part.keys.each(of_rows), each_tensor(part.position_RM, of_rows)
+    if not isinstance(values, RoutedValues):
+        return BlockPart(keys, values.each(of_rows), part.cut, position_RM)
     pieces = len(values.piece_bit)
     ends = torch.cat([values.offsets[1:], values.offsets.new_tensor([len(values.pieces.data)])])
     counts_RP = (ends - values.offsets).view(-1, pieces)
@@ -55,8 +53,9 @@ def _select_values(values: RoutedValues, index_R: Tensor) -> RoutedValues:
     counts, source = counts_RP[index_R].flatten(), starts_R.repeat_interleave(lengths_R) + within
     index = None if values.index is None else values.index[index_R]
     offsets = (counts.cumsum(0) - counts).int()
-    chosen = values.pieces.each(lambda data: data[source], lambda scales: scales[index_R])
-    return replace(values, index=index, pieces=chosen, offsets=offsets, bounds=[])
+    chosen = values.pieces.each(lambda data: data[source], of_rows)
+    values = replace(values, index=index, pieces=chosen, offsets=offsets, bounds=[])
+    return BlockPart(keys, values, part.cut, position_RM)
 
 
 @dataclass

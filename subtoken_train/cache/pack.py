@@ -231,7 +231,13 @@ def _written(own: _Rows, piece_bit: Tensor | None, number: int, shape: Sequence[
     assert piece_bit is not None
     flags = own.flags_RSM.gather(2, places_RM[:, None].expand(-1, own.flags_RSM.shape[1], -1))
     value_RcMd = value_RcMd if own.fill_Rc1d is None else value_RcMd - own.fill_Rc1d
-    return BlockPart(stored, _routed_values(value_RcMd, flags, piece_bit, stored, bounds), kind.cut, stands)
+    heads = value_RcMd.shape[1]
+    per_head = len(piece_bit) // heads
+    pieces_RPMw = value_RcMd.reshape(rows, heads, count, per_head, -1).transpose(2, 3).flatten(1, 2)
+    stored_n = torch.nonzero_static(flags.index_select(1, piece_bit).flatten(), size=bounds[-1])[:, 0]
+    pieces_nw = pieces_RPMw.flatten(0, 2).index_select(0, stored_n)
+    pieces = stored.format.store_pieces(pieces_nw, stored_n, (rows, heads, count), per_head)
+    return BlockPart(stored, with_index(pieces, flags, piece_bit, stored, bounds), kind.cut, stands)
 
 
 def _room(own: _Rows, piece_bit: Tensor | None, number: int, shape: tuple[int, ...], bounds: list[int]) -> BlockPart:
@@ -266,17 +272,6 @@ def _channels(plan: LayerPlan) -> Tensor | None:
     found = torch.nonzero_static(plan.cut_keys.channels_Bhd, size=batch * heads * plan.cut_keys.kept)[:, 2]
     channels_Bhk = found.view(batch, heads, -1).to(torch.uint8 if width <= 256 else torch.int16)
     return channels_Bhk if plan.heads_BNh is None else channels_Bhk.flatten(0, 1)[:, None]
-
-
-def _routed_values(
-    value_RcMd: Tensor, flags_RSM: Tensor, piece_bit: Tensor, keys: Payload, bounds: list[int]
-) -> RoutedValues:
-    (rows, heads, entries, _), per_head = value_RcMd.shape, len(piece_bit) // value_RcMd.shape[1]
-    pieces_RPMw = value_RcMd.reshape(rows, heads, entries, per_head, -1).transpose(2, 3).flatten(1, 2)
-    stored_n = torch.nonzero_static(flags_RSM.index_select(1, piece_bit).flatten(), size=bounds[-1])[:, 0]
-    pieces_nw = pieces_RPMw.flatten(0, 2).index_select(0, stored_n)
-    pieces = keys.format.store_pieces(pieces_nw, stored_n, (rows, heads, entries), per_head)
-    return with_index(pieces, flags_RSM, piece_bit, keys, bounds)
 
 
 def with_index(

@@ -16,7 +16,7 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import Rows, are_finite
 from subtoken_train.errors import no_numbers
 from subtoken_train.families.family import Family
-from subtoken_train.functional.key_axes import first_half, output_metric, value_axes
+from subtoken_train.functional.key_axes import output_metric, value_axes
 from subtoken_train.types import Batch
 
 EXACT, ROUNDED = 1e-3, 0.3  # largest distance of the last states that passes, in fp32 and coarser, over their norm
@@ -93,24 +93,20 @@ def fold_value_axes(family: Family, moments: Sequence[Tensor]) -> tuple[float, f
     for layer, moment_hdd in enumerate(moments):
         metric_hdd = output_metric(family.output_weight(layer).cpu(), *moment_hdd.shape[:2])
         into_hdd, back_hdd = value_axes(moment_hdd, metric_hdd)
-        _fold_layer(family, layer, into_hdd, back_hdd)
-        shares.append(first_half(moment_hdd, metric_hdd, into_hdd))
+        projection, (heads, width) = family.projection(layer, "v"), into_hdd.shape[:2]
+        linear: Any = projection.module
+        for parameter in (linear.weight, linear.bias):
+            if parameter is not None:
+                own = parameter.data[projection.start : projection.stop]
+                own_hdk = own.double().cpu().reshape(heads, width, -1)
+                own.copy_((into_hdd @ own_hdk).reshape(own.shape))
+        weight = family.decoder.layers[layer].self_attn.o_proj.weight.data
+        weight_hDGd = weight.double().cpu().reshape(len(weight), heads, -1, width).transpose(0, 1)
+        weight.copy_((weight_hDGd @ back_hdd[:, None]).transpose(0, 1).reshape(weight.shape))
+        products_hdd = moment_hdd * metric_hdd, into_hdd @ moment_hdd.double() @ into_hdd.transpose(-1, -2)
+        squares = [each_hdd.diagonal(dim1=-2, dim2=-1) for each_hdd in products_hdd]
+        shares.append(torch.stack([each_hd[:, : width // 2].sum() / each_hd.sum() for each_hd in squares]))
         digest.update(into_hdd.float().numpy().tobytes())
     family.model.config.value_axes = digest.hexdigest()
     before, after = torch.stack(shares).mean(0).tolist()
     return before, after
-
-
-def _fold_layer(family: Family, layer: int, into_hdd: Tensor, back_hdd: Tensor) -> None:
-    """Map a layer's values, and undo it in its output projection."""
-    projection, heads = family.projection(layer, "v"), len(into_hdd)
-    linear: Any = projection.module
-    output, rows = family.decoder.layers[layer].self_attn.o_proj, slice(projection.start, projection.stop)
-    for parameter in (linear.weight, linear.bias):
-        if parameter is not None:
-            own = parameter.data[rows]
-            own_hdk = own.double().cpu().reshape(heads, into_hdd.shape[-1], -1)
-            own.copy_((into_hdd @ own_hdk).reshape(own.shape))
-    weight = output.weight.data
-    weight_hDGd = weight.double().cpu().reshape(len(weight), heads, -1, into_hdd.shape[-1]).transpose(0, 1)
-    weight.copy_((weight_hDGd @ back_hdd[:, None]).transpose(0, 1).reshape(weight.shape))

@@ -222,8 +222,11 @@ class ExpectedAttention(Eviction):
         sinks_BN, counted_BN, mean_BHd, *covariance = future_queries(view, self.sinks, self.future, self.covariance)
         key_BhNd = view.key_BhNd.float()
         logits_BHN = grouped_products(mean_BHd[:, :, None], key_BhNd) * view.scale
-        for covariance_BHdd in covariance:
-            logits_BHN += variances(covariance_BHdd, key_BhNd) * (0.5 * view.scale**2)
+        for covariance_BHdd in covariance:  # one product for the query heads that share a key
+            every_BhdGd = torch.unflatten(covariance_BHdd, 1, (key_BhNd.shape[1], -1)).transpose(2, 3)
+            seen_BhNGd = torch.unflatten(key_BhNd @ every_BhdGd.flatten(3), -1, (-1, key_BhNd.shape[-1]))
+            variance_BHN = (seen_BhNGd @ key_BhNd[..., None])[..., 0].mT.flatten(1, 2)
+            logits_BHN += variance_BHN * (0.5 * view.scale**2)
         share_BHN = logits_BHN.masked_fill(~counted_BN[:, None], torch.finfo(torch.float32).min).softmax(-1)
         scores_BhN = over_groups(share_BHN, key_BhNd.shape[1])
         if self.value_norm:
@@ -280,15 +283,6 @@ def future_queries(view: View, sinks: int, future: int, covariance: bool) -> tup
     query_BHNd.sub_(mean_BHd[:, :, None]).masked_fill_(others_B1N1, 0.0)
     half_BHdd = rotation.turn(query_BHNd.mT @ query_BHNd / count_B11[..., None]).mT
     return *found, rotation.turn(half_BHdd).mT  # R C R^T
-
-
-def variances(covariance_BHdd: Tensor, key_BhNd: Tensor) -> Tensor:
-    """Return the variance of every head's products of query and key, [B, H, N]."""
-    batch, kv_heads, length, width = key_BhNd.shape
-    # one product for the query heads that share a key
-    every_BhdGd = covariance_BHdd.view(batch, kv_heads, -1, width, width).transpose(2, 3)
-    seen_BhNGd = (key_BhNd @ every_BhdGd.flatten(3)).view(batch, kv_heads, length, -1, width)
-    return (seen_BhNGd @ key_BhNd[..., None])[..., 0].mT.reshape(batch, -1, length)
 
 
 DISTANCES = 17  # from 1 to 65,536

@@ -127,7 +127,15 @@ class Mistral3Family(Family):
         tokens = self.merged(model.multi_modal_projector.norm(made.last_hidden_state[0]), grid)
         if statistics is None:
             return VisualStates(tokens)
-        received_P, keys_Pd = _patch_statistics(attention, [rows * columns for _, rows, columns in grid], options)
+        # what each patch receives, [P], and its turned key, [P, d], in fp32: the attention is computed again
+        split = (1, -1, attention.num_heads, attention.head_dim)
+        projected = (part(options["hidden_states"]).view(split) for part in (attention.q_proj, attention.k_proj))
+        query, key = (each.transpose(1, 2) for each in projected)
+        query, key = apply_rotary_pos_emb(query, key, *options["position_embeddings"], unsqueeze_dim=0)
+        query_PHd, key_PHd = (each[0].transpose(0, 1) for each in (query, key))
+        lengths = [rows * columns for _, rows, columns in grid]
+        received_P = received_attention(query_PHd, key_PHd, lengths, attention.scaling)
+        keys_Pd = key_PHd.float().mean(1)
         received = [token_T4.mean(-1) for token_T4 in self.merged(received_P[:, None], grid)]
         keys = [key_TC.reshape(len(key_TC), keys_Pd.shape[-1], -1).mean(-1) for key_TC in self.merged(keys_Pd, grid)]
         return VisualStates(tokens, None, received, keys)
@@ -158,13 +166,3 @@ class Mistral3Family(Family):
             size = (rows * side, columns * side)
             image[:, : size[0], : size[1]] = F.fold(own.T[None], size, side, stride=side)[0]
         return made
-
-
-def _patch_statistics(attention: Any, lengths: list[int], options: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """Recompute the attention that patches of a picture's length receive, [P], and their turned keys, [P, d], fp32."""
-    split = (1, -1, attention.num_heads, attention.head_dim)
-    projected = (part(options["hidden_states"]).view(split) for part in (attention.q_proj, attention.k_proj))
-    query, key = (each.transpose(1, 2) for each in projected)
-    query, key = apply_rotary_pos_emb(query, key, *options["position_embeddings"], unsqueeze_dim=0)
-    query_PHd, key_PHd = (each[0].transpose(0, 1) for each in (query, key))
-    return received_attention(query_PHd, key_PHd, lengths, attention.scaling), key_PHd.float().mean(1)

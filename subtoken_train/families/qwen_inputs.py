@@ -22,20 +22,6 @@ from subtoken_train.types import Batch, Frames, Region
 IMAGE, VIDEO = 1, 2  # values of ``mm_token_type_ids``
 
 
-def video_patches(processor: Any, video: Video, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Return patches [layers * P, channels * pixels] of frames scaled to ``size`` (h, w), and the grid [1, 3]."""
-    depth, side = int(processor.temporal_patch_size), int(processor.patch_size)
-    frames = [frame.resize(size[::-1], Image.Resampling(processor.resample)) for frame in video.frames]
-    made = processor(frames, do_resize=False, return_tensors="pt")
-    patches: Tensor = made["pixel_values"]
-    alone_FPCx = patches.reshape(len(frames), len(patches) // len(frames), -1, depth, side * side)[:, :, :, 0]
-    whole = torch.cat([alone_FPCx, alone_FPCx[-1:].expand(-len(frames) % depth, -1, -1, -1)])
-    # layer, patch, channel, frame of the layer, pixel
-    layers = whole.reshape(-1, depth, *whole.shape[1:]).permute(0, 2, 3, 1, 4)
-    _, height, width = made["image_grid_thw"][0].tolist()
-    return layers.flatten(2).flatten(0, 1), torch.tensor([[len(layers), height, width]])
-
-
 CAP_TOKENS = 1280  # visual tokens of an image at most, unless a cap is given; published ones allow 16,384
 VIDEO_LAYERS = 4
 _MAX_ASPECT = 200  # longer side / shorter side that Qwen's resizing accepts
@@ -127,12 +113,22 @@ class QwenInputs(Family):
         return torch.cat([patches for patches, _ in made]), torch.cat([grid for _, grid in made])
 
     def _patches(self, picture: Picture) -> tuple[Tensor, Tensor]:
+        """Return a picture's patches, of a video [layers * P, channels * pixels], and its grid [1, 3]."""
         processor = self.processor.image_processor
-        if isinstance(picture, Video):
-            return video_patches(processor, picture, self.frame_size(picture))
-        size = {"shortest_edge": self.counted * self.min_pixels, "longest_edge": self.counted * self.max_pixels}
-        made = processor([self.framed(picture)], size=size, return_tensors="pt")
-        return made["pixel_values"], made["image_grid_thw"]
+        if not isinstance(picture, Video):
+            size = {"shortest_edge": self.counted * self.min_pixels, "longest_edge": self.counted * self.max_pixels}
+            made = processor([self.framed(picture)], size=size, return_tensors="pt")
+            return made["pixel_values"], made["image_grid_thw"]
+        (high, wide), depth, side = self.frame_size(picture), processor.temporal_patch_size, processor.patch_size
+        frames = [frame.resize((wide, high), Image.Resampling(processor.resample)) for frame in picture.frames]
+        made = processor(frames, do_resize=False, return_tensors="pt")
+        patches: Tensor = made["pixel_values"]
+        alone_FPCx = patches.reshape(len(frames), len(patches) // len(frames), -1, depth, side * side)[:, :, :, 0]
+        whole = torch.cat([alone_FPCx, alone_FPCx[-1:].expand(-len(frames) % depth, -1, -1, -1)])
+        # layer, patch, channel, frame of the layer, pixel
+        layers = whole.reshape(-1, depth, *whole.shape[1:]).permute(0, 2, 3, 1, 4)
+        _, height, width = made["image_grid_thw"][0].tolist()
+        return layers.flatten(2).flatten(0, 1), torch.tensor([[len(layers), height, width]])
 
     def video_runs(self, grid: list[int]) -> list[int]:
         """Return the lengths of the runs of placeholders of a video of (time, height, width) patches."""

@@ -151,11 +151,3 @@ def value_axes(moment_hdd: Tensor, metric_hdd: Tensor) -> tuple[Tensor, Tensor]:
     scale_h = torch.where((total_h > 0) & (before_h > 0), before_h / total_h, torch.ones_like(total_h)).sqrt()
     into_hdd = axes_hdd.transpose(-1, -2) @ root_hdd * scale_h[:, None, None]
     return into_hdd, inverse_hdd @ axes_hdd / scale_h[:, None, None]
-
-
-def first_half(moment_hdd: Tensor, metric_hdd: Tensor, into_hdd: Tensor) -> Tensor:
-    """Return the share of the mean squared output in the first half of channels, before and after A, [2]."""
-    half = moment_hdd.shape[-1] // 2
-    own_hd = (moment_hdd * metric_hdd).diagonal(dim1=-2, dim2=-1)
-    mapped_hd = (into_hdd @ moment_hdd.double() @ into_hdd.transpose(-1, -2)).diagonal(dim1=-2, dim2=-1)
-    return torch.stack([each_hd[:, :half].sum() / each_hd.sum() for each_hd in (own_hd, mapped_hd)])

@@ -381,16 +381,6 @@ def kept_of(tokens: int, left: int) -> int:
     return next((kept for kept in range(left, 0, -1) if kept + recycled_counts(tokens - kept)[1] <= left), left)
 
 
-def recycled_rows(hidden_MD: Tensor, scores_M: Tensor, dropped_M: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
-    """Return the recycled tokens' centres [clusters], and each row's goal, int64 [M]: its centre, or itself."""
-    rows_M = torch.arange(len(dropped_M), device=dropped_M.device)
-    order = top_indices(scores_M.masked_fill(~dropped_M, -torch.inf), int(dropped_M.sum()))
-    recycled = order[: recycled_counts(len(order))[0]]
-    apart = distances(hidden_MD[recycled.to(hidden_MD.device)]).to(recycled.device)
-    centres, cluster = density_clusters(apart, densities(apart, clusters), clusters)
-    return recycled[centres], rows_M.scatter(0, recycled, recycled[centres][cluster])
-
-
 @dataclass(frozen=True, kw_only=True)
 class SparseVLM(StagedReducer):
     """SparseVLM (Zhang et al., 2024, arXiv:2410.04417) and SparseVLM+ (``version`` 2): text rates, three layers cut.
@@ -474,6 +464,7 @@ class SparseVLM(StagedReducer):
             return Cut(keep_BM, rank_candidates(scores_BM, stays_BM), joins_BM, "renumber")
 
     def _recycled(self, view: View, scores_BM: Tensor, sample: int) -> tuple[Tensor, Tensor]:
+        """Mark the tokens that go on, centres of clusters among them; each row's goal, [M]: its centre, or itself."""
         visual_M, scores_M = view.visual[sample], scores_BM[sample]
         read_M, rows_M = visual_M & view.protected_BN[sample], torch.arange(len(visual_M), device=visual_M.device)
         tokens, read = int(visual_M.sum()), int(read_M.sum())
@@ -483,5 +474,9 @@ class SparseVLM(StagedReducer):
         kept_M = visual_M & (rank_M < kept)
         if kept == left:
             return kept_M, rows_M
-        centres, joins_M = recycled_rows(view.hidden_BND[sample], scores_M, visual_M & ~kept_M, left - kept)
-        return kept_M.index_fill(0, centres, True), joins_M
+        order = top_indices(scores_M.masked_fill(~visual_M | kept_M, -torch.inf), tokens - int(kept_M.sum()))
+        recycled, hidden_MD = order[: recycled_counts(len(order))[0]], view.hidden_BND[sample]
+        apart = distances(hidden_MD[recycled.to(hidden_MD.device)]).to(recycled.device)
+        centres, cluster = density_clusters(apart, densities(apart, left - kept), left - kept)
+        goals = recycled[centres]
+        return kept_M.index_fill(0, goals, True), rows_M.scatter(0, recycled, goals[cluster])
