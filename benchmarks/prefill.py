@@ -9,7 +9,6 @@ in one process: the plain pass with its dense cache; the same packed (*unrouted*
 (*routed*); with the statistics of an eviction at a tenth of the entries, its plan and packing; FastV's scout at layer 2
 beside the layers that it runs. The shapes of all layers are read at once, as a prompt's pass does it. On a CPU the
 seconds are the processor's; on CUDA all must run on a fused attention kernel, or torch's error ends the program.
-``--kv-heads 2`` shares key heads.
 """
 
 import argparse
@@ -25,7 +24,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.masking_utils import create_causal_mask
 
 from benchmarks.pairs import cell, hardware, interleaved, markdown, ratio, write
-from benchmarks.shaped import HEAD_DIM, HEADS, llama_config
+from benchmarks.shaped import HEAD_DIM, llama_config
 from subtoken_train.cache.pack import Packing, pack_layer, read_counts
 from subtoken_train.engine.attention import use_packed_attention
 from subtoken_train.engine.attention_rows import scouted_row
@@ -136,8 +135,7 @@ def measure(
     fused = sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION])
     cuda = prompt.hidden.is_cuda
     with fused if cuda else nullcontext():
-        clock = time.perf_counter if cuda else time.process_time
-        seconds = interleaved(timed | beside, pairs, warmup=1, clock=clock)
+        seconds = interleaved(timed | beside, pairs, 1, clock=time.perf_counter if cuda else time.process_time)
     return {
         "length": length, "layers": config.num_hidden_layers, "width": config.hidden_size, "pairs": pairs,
         "plain_seconds": sorted(seconds["plain"])[pairs // 2], "kv_heads": config.num_key_value_heads,
@@ -148,8 +146,7 @@ def measure(
 
 def times(record: dict[str, Any]) -> str:
     """A row per prompt length, a column per method."""
-    names = list(record["rows"][0]["ratios"])
-    rows = []
+    names, rows = list(record["rows"][0]["ratios"]), []
     for row in record["rows"]:
         cells = [cell(tuple(row["ratios"][name])) if name in row["ratios"] else "" for name in names]
         rows.append([f"{row['length']:,}", str(row["pairs"]), f"{row['plain_seconds']:.2f} s", *cells])
@@ -158,13 +155,9 @@ def times(record: dict[str, Any]) -> str:
 
 def recipe(record: dict[str, Any]) -> str:
     """A row per part of what ``subtoken-train benchmark`` timed, a column per other side."""
-    sides = [name for name in record["rows"][0]["sides"] if name != record["rows"][0]["subject"]]
-    rows = [
-        [f"{row['prompt']['length']:,}", part, *(cell(row["ratios"][part][side]) for side in sides)]
-        for row in record["rows"]
-        for part in row["ratios"]
-    ]
-    return markdown(["tokens", "part", *(side.replace("_", " ") for side in sides)], rows)
+    (row,) = record["rows"]
+    rows = [[f"{row['prompt']['length']:,}", part, *map(cell, own.values())] for part, own in row["ratios"].items()]
+    return markdown(["tokens", "part", *(side.replace("_", " ") for side in row["ratios"]["step"])], rows)
 
 
 def main() -> None:
@@ -175,21 +168,17 @@ def main() -> None:
     parser.add_argument("--lengths", nargs="+", type=int, default=[2048, 8192])
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=7)
-    parser.add_argument("--kv-heads", type=int, default=HEADS, choices=[1, 2, 4, HEADS], help="key heads, of 8")
     parser.add_argument("--methods", nargs="+", help="default: all below 4,096 tokens, else the windowed")
     args = parser.parse_args()
     rows = []
     for length in args.lengths:
         methods = args.methods or [*WINDOWED, *(OTHERS if length < LONG else ())]
         config = llama_config(args.layers, length, vocabulary=64)
-        config.num_key_value_heads = args.kv_heads
         rows.append(measure(config, length, args.pairs, methods, args.device, getattr(torch, args.dtype)))
         for name, figures in [*rows[-1]["ratios"].items(), *rows[-1]["beside"].items()]:
             print(f"| {length:,} | {name} | {cell(figures)} |", flush=True)
-    shared = "" if args.kv_heads == HEADS else f"-{args.kv_heads}kv"
     record = {"hardware": hardware(), "dtype": args.dtype, "rows": rows}
-    name = f"prefill-{args.device.split(':')[0]}-{args.dtype}{shared}.json"
-    write(record, ROOT / "benchmarks/results/speed" / name)
+    write(record, ROOT / f"benchmarks/results/speed/prefill-{args.device.split(':')[0]}-{args.dtype}.json")
     print(times(record))
 
 
