@@ -160,7 +160,15 @@ class ScoredContext(ContextReducer):
         counts = [self.kept_tokens(count) if count else 0 for count in view.scope_counts]
         count_B = torch.cat([context_BN.new_full((1,), each, dtype=torch.long) for each in counts])
         with torch.autocast(context_BN.device.type, enabled=False):  # training must choose what inference chooses
-            scorer, seen = self.scorer, self._before_the_question(view, count_B)
+            scorer, before_BN = self.scorer, view.before_BN
+            last_B1 = view.position.masked_fill(before_BN == int(Region.PADDING), -1).amax(-1, keepdim=True)
+            seen = view.replaced(  # as an eviction sees the layer before the question is there
+                regions_BN=before_BN,
+                next_position=last_B1 + 1,
+                needs=scorer.needs,
+                attended_BN=(view.regions_BN == int(Region.CONTEXT)) | (before_BN == int(Region.SYSTEM)),
+                budget=lambda: count_B,
+            )
             scores = scorer.score(seen)
             if view.again is not None:
                 about_BN, again_BhN = view.again
@@ -171,17 +179,6 @@ class ScoredContext(ContextReducer):
         view.faults.append(mean_B1N.isnan().any())
         known = 0, min(counts), max(counts)
         return keep_best_entries(mean_B1N, context_BN, scores.protected_BN, count_B, 0, known)[:, 0]
-
-    def _before_the_question(self, view: View, count_B: Tensor) -> View:
-        """The layer as an eviction sees it before the question is there."""
-        last_B1 = view.position.masked_fill(view.before_BN == int(Region.PADDING), -1).amax(-1, keepdim=True)
-        return view.replaced(
-            regions_BN=view.before_BN,
-            next_position=last_B1 + 1,
-            needs=self.scorer.needs,
-            attended_BN=(view.regions_BN == int(Region.CONTEXT)) | (view.before_BN == int(Region.SYSTEM)),
-            budget=lambda: count_B,
-        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _remade, (self.name, dataclasses.asdict(self))
