@@ -8,12 +8,12 @@ import pytest
 from tests.support.places import ROOT
 
 CEILINGS = {
-    "lines of the package": 51_418,
+    "lines of the package": 51_365,
     "files of the package": 278,
-    "lines of tests": 52_703,
+    "lines of tests": 52_244,
     "lines of benchmark programs": 5_395,
-    "words of pages": 38_378,
-    "tracked megabytes": 23.9198,
+    "words of pages": 38_360,
+    "tracked megabytes": 23.88,
 }
 """What there may be at most."""
 BESIDE = (".", "recipes", "data", "checkpoints", "benchmarks")

@@ -64,6 +64,7 @@ class MeanScores(TaskMetric):
     def compute(self) -> dict[str, float]:
         """Return means by name; a score that no sample had is left out."""
         found = grouped(figure for row in self.rows for figure in self.figures(*row).items())
+        assert found.keys() <= set(self.names)
         return {name: mean(found[name]) for name in self.names if name in found}
 
     @classmethod

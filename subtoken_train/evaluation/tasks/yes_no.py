@@ -124,6 +124,7 @@ class MMEScores(TaskMetric):
     def compute(self) -> dict[str, float]:
         rights = (((of["category"], of["pair"]), official_answer(text) == of["answer"]) for text, of in self.rows)
         pairs, found = grouped(rights), {}
+        assert {category for category, _ in pairs} <= set(MME_SUBTASKS)
         for name in MME_SUBTASKS:
             if whole := [two for (category, _), two in pairs.items() if category == name and len(two) == 2]:
                 found[name] = 100 * (mean([*map(mean, whole)]) + mean([*map(all, whole)]))
