@@ -49,7 +49,7 @@ def eager(family, routing=None, reducer=NONE, factor=20.0):
 @pytest.mark.parametrize(("pool", "chunk"), [("layer", None), ("learned", 7), ("all", None)])
 def test_blind_and_in_chunks(protocol, pool, chunk):
     backbone = eager(text_family(), settings(byte_pool=pool)).eval()
-    batch = text_batch([(24, 6, 0), (16, 4, 0)], True)
+    batch = text_batch([(24, 6, 0), (16, 4, 0), (0, 9, 0)], True)
     found = from_truth(backbone, batch, 5, Compression(prefill_chunk=chunk), protocol)
     assert found.largest < 1e-4
     assert found.same_tokens
