@@ -217,12 +217,12 @@ class CompressedBackbone(nn.Module):
 
         None: it was not asked, or a batch trains or runs in chunks; then ``one_budget`` looks at the contexts first.
         """
+        pooled = self.active_routing is not None and self.active_routing.byte_pool == "all"
+        if not pooled or run.cache is None or run.chunks is not None:
+            return None
         before_BM = context_rows(run.rows.regions_BM)
         later_BM = run.rows.visible_BM & ~before_BM
-        pooled = self.active_routing is not None and self.active_routing.byte_pool == "all"
-        if not pooled or run.cache is None or run.chunks is not None or not bool(later_BM.any()):
-            return None
-        if not in_compressed_region(run.rows.regions_BM).any():
+        if not bool(later_BM.any() & in_compressed_region(run.rows.regions_BM).any()):
             return None
         later, index_BS = run.rows.take(later_BM, pad_left=True)
         aside = later, take_rows(run.hidden_BMD, index_BS)

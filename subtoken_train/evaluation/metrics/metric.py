@@ -73,7 +73,7 @@ class MeanScores(TaskMetric):
 
 
 Rule = Callable[[Any, Mapping[str, Any]], float]
-"""What an answer is worth, 0 to 1, by its reference."""
+"""Scores an answer, 0 to 1, by its reference."""
 
 
 def mean_of(name: str, rule: Rule, parts: Mapping[str, Sequence[str]] | None = None) -> type[MeanScores]:
