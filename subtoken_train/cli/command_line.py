@@ -75,10 +75,11 @@ def check_counts(args: Namespace, *names: str) -> None:
             refuse((value is not None and value < 1, f"{spelled_flag(name)} {value} must be at least 1"))
 
 
-def check_output(folder: object) -> None:
-    """Refuse a folder that cannot be written; processes of a launcher, which would meet there, find out later."""
-    if folder and isinstance(folder, str) and not {"RANK", "LOCAL_RANK", "SLURM_PROCID"} & os.environ.keys():
+def check_output(folder: object) -> bool:
+    """Refuse a folder that cannot be written, and return True; a launcher's processes, which would meet, look later."""
+    if looks := isinstance(folder, str) and folder and not {"RANK", "LOCAL_RANK", "SLURM_PROCID"} & os.environ.keys():
         check_place(Path(folder) / "new" if Path(folder).is_dir() else Path(folder))
+    return bool(looks)
 
 
 def hourly_price(text: str) -> float:

@@ -1,9 +1,12 @@
 """``subtoken-train fit``: train a recipe, leave an adapter folder."""
 
+from pathlib import Path
+
 from subtoken_train.cli.command_line import check_output
 from subtoken_train.cli.recipe_help import keys_text
 from subtoken_train.cli.recipe_source import read_source
 from subtoken_train.cli.terminal import quiet_libraries
+from subtoken_train.training.run_folder import RunFolder
 
 ANCHOR = "--anchor"
 HELP = """usage: subtoken-train fit --config RECIPE.yaml [--KEY VALUE ...] [--overwrite | --resume] [--anchor]
@@ -25,7 +28,11 @@ def help_text(argv: list[str]) -> str:
 def run_raw(argv: list[str]) -> int:
     wants_anchor, argv = ANCHOR in argv, [word for word in argv if word != ANCHOR]
     source = read_source(argv)
-    check_output(next((d for each in (*source.contents, *source.pieces)[::-1] if (d := each.get("output_dir"))), None))
+    pieces = (*source.contents, *source.pieces)[::-1]
+    folder = next((given for each in pieces if (given := each.get("output_dir"))), None)
+    again = wants_anchor or any(each.get(key) for each in pieces for key in ("overwrite", "resume"))
+    if not (again or any(key == "print_config" for key, _ in source.words.options)) and check_output(folder):
+        RunFolder(Path(str(folder))).check(resume=False)  # in a second; again when all is loaded
     quiet_libraries()
     from subtoken_train.cli.fit_course import run_fit
     from subtoken_train.cli.recipe import RecipeCLI

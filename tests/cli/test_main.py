@@ -93,6 +93,8 @@ NEEDS_NO_TENSORS = f"""
 2 fit
 2 fit --config nope.yaml
 2 fit --config {RECIPE} --output_dir key.yaml/x
+2 fit --config {RECIPE} --output_dir line
+2 fit --config {RECIPE} --output_dir done
 2 fit --config broken.yaml
 2 fit --config {RECIPE} --model.routing.kept_group=3
 2 fit --config {RECIPE} --trainer.callbacks=os.system
@@ -147,6 +149,7 @@ def test_what_needs_no_tensors_loads_no_torch(tmp_path):
         "arm.yaml": "{out: x, arms: [{backbone: checkpoints/tiny-llama, evictoin: x}], tasks: [recall]}",
         "captions/a.csv": "file,caption\na.png,a dog\n",
         "line/a.txt": "one line",
+        "done/adapter/subtoken_config.json": "{}",
         "results/a/b/manifest.json": "{}",
         "empty/.hidden": "",
     }
