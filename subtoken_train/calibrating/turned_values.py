@@ -98,8 +98,7 @@ def fold_value_axes(family: Family, moments: Sequence[Tensor]) -> tuple[float, f
         for parameter in (linear.weight, linear.bias):
             if parameter is not None:
                 own = parameter.data[projection.start : projection.stop]
-                own_hdk = own.double().cpu().reshape(heads, width, -1)
-                own.copy_((into_hdd @ own_hdk).reshape(own.shape))
+                own.copy_((into_hdd @ own.double().cpu().reshape(heads, width, -1)).reshape(own.shape))
         weight = family.decoder.layers[layer].self_attn.o_proj.weight.data
         weight_hDGd = weight.double().cpu().reshape(len(weight), heads, -1, width).transpose(0, 1)
         weight.copy_((weight_hDGd @ back_hdd[:, None]).transpose(0, 1).reshape(weight.shape))

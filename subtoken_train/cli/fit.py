@@ -28,11 +28,10 @@ def help_text(argv: list[str]) -> str:
 def run_raw(argv: list[str]) -> int:
     wants_anchor, argv = ANCHOR in argv, [word for word in argv if word != ANCHOR]
     source = read_source(argv)
-    pieces = (*source.contents, *source.pieces)[::-1]
-    folder = next((given for each in pieces if (given := each.get("output_dir"))), None)
-    again = wants_anchor or any(each.get(key) for each in pieces for key in ("overwrite", "resume"))
-    if not (again or any(key == "print_config" for key, _ in source.words.options)) and check_output(folder):
-        RunFolder(Path(str(folder))).check(resume=False)  # in a second; again when all is loaded
+    folder = next((d for each in (*source.contents, *source.pieces)[::-1] if (d := each.get("output_dir"))), None)
+    elsewhere = wants_anchor or {key for key, _ in source.words.options} & {"overwrite", "resume", "print_config"}
+    if check_output(folder) and not elsewhere:
+        RunFolder(Path(str(folder))).check(resume=False)  # and again when all is loaded
     quiet_libraries()
     from subtoken_train.cli.fit_course import run_fit
     from subtoken_train.cli.recipe import RecipeCLI

@@ -149,8 +149,7 @@ def plan_of_fit(
     reading = reading or Reading()
     step, steps = training_step(cli, parts, prompt), reading.plan or steps_of(cli)
     adapter, checkpoint = checkpoint_bytes(parts, cli.model.optimizer_config.name)
-    frozen = preflight.lora_groups(parts, trained=False)  # stage 1's
-    adapter += FP32_BYTES * sum(group.parameters for group in frozen)
+    adapter += FP32_BYTES * sum(own.parameters for own in preflight.lora_groups(parts, trained=False))  # stage 1's
     whole = step.quantization == "none"  # weights of 4 or 8 bits are not shared out
     copies = cli.config.checkpoint.keep_last + 1  # an old one goes when a new one stands
     work = "trainer.max_steps is not set, and the data were not read"

@@ -200,8 +200,7 @@ def keep_best_entries(
         last_Bh1 = best_BhK.amin(-1, keepdim=True)
     else:
         heads = max(best_BhK.shape[1], count_Bh.shape[1])  # one set of scores may have a count for each head
-        place_Bh = (count_Bh - 1).clamp(min=0).expand(-1, heads)
-        last_Bh1 = best_BhK.expand(-1, heads, -1).gather(-1, place_Bh[..., None])
+        last_Bh1 = best_BhK.expand(-1, heads, -1).gather(-1, (count_Bh - 1).clamp(min=0).expand(-1, heads)[..., None])
     return (rank_BhN >= last_Bh1) & competes_BN[:, None] & (count_Bh > 0)[..., None]
 
 

@@ -90,8 +90,7 @@ def _real_shares(weight_LB: Tensor, total_B: Tensor, least_LB: Tensor, most_LB: 
         (each_PB.gather(0, after_1B - 1), each_PB.gather(0, after_1B)) for each_PB in (factor_PB, spent_PB)
     )
     part_1B = (total_B - spent_low_1B) / (spent_high_1B - spent_low_1B).clamp(min=1e-300)
-    factor_1B = low_1B + part_1B.clamp(0, 1) * (high_1B - low_1B)
-    return (factor_1B * weight_LB).clamp(least_LB, most_LB)
+    return ((low_1B + part_1B.clamp(0, 1) * (high_1B - low_1B)) * weight_LB).clamp(least_LB, most_LB)
 
 
 def pooled_head_counts(

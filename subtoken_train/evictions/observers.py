@@ -49,8 +49,7 @@ def neighbours_pooled(scores: Tensor, pooled_BN: Tensor, kernel: int, pooling: P
     """Pool scores [B, H, N] over ``kernel`` neighbours among ``pooled_BN``; 0 elsewhere and beyond the edges."""
     order = pooled_BN.int().sort(dim=-1, descending=True, stable=True).indices[:, None].expand_as(scores)
     packed = scores.masked_fill(~pooled_BN[:, None], 0.0).gather(-1, order)
-    pool = F.avg_pool1d if pooling == "avg" else F.max_pool1d
-    packed = pool(packed, kernel, stride=1, padding=kernel // 2)
+    packed = (F.avg_pool1d if pooling == "avg" else F.max_pool1d)(packed, kernel, stride=1, padding=kernel // 2)
     return torch.zeros_like(scores).scatter(-1, order, packed).masked_fill(~pooled_BN[:, None], 0.0)
 
 

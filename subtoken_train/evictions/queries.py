@@ -225,8 +225,7 @@ class ExpectedAttention(Eviction):
         for covariance_BHdd in covariance:  # one product for the query heads that share a key
             every_BhdGd = torch.unflatten(covariance_BHdd, 1, (key_BhNd.shape[1], -1)).transpose(2, 3)
             seen_BhNGd = torch.unflatten(key_BhNd @ every_BhdGd.flatten(3), -1, (-1, key_BhNd.shape[-1]))
-            variance_BHN = (seen_BhNGd @ key_BhNd[..., None])[..., 0].mT.flatten(1, 2)
-            logits_BHN += variance_BHN * (0.5 * view.scale**2)
+            logits_BHN += (seen_BhNGd @ key_BhNd[..., None])[..., 0].mT.flatten(1, 2) * (0.5 * view.scale**2)
         share_BHN = logits_BHN.masked_fill(~counted_BN[:, None], torch.finfo(torch.float32).min).softmax(-1)
         scores_BhN = over_groups(share_BHN, key_BhNd.shape[1])
         if self.value_norm:

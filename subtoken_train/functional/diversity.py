@@ -34,8 +34,7 @@ def farthest_places(unit_BND: Tensor, open_BN: Tensor, steps: int) -> Tensor:
     largest_B1 = nearest_BN.masked_fill(~open_BN, 0).amax(-1, keepdim=True)
     nearest_BN = (nearest_BN >= largest_B1 - SAME).float()  # of two that are each other's nearest the first
     for step in range(steps):
-        row_B1 = _choose(nearest_BN, open_BN, place_BN, step)
-        distance_BN = _zeroed(1 - _likeness(unit_BND, row_B1))
+        distance_BN = _zeroed(1 - _likeness(unit_BND, _choose(nearest_BN, open_BN, place_BN, step)))
         nearest_BN = distance_BN if step == 0 else torch.minimum(nearest_BN, distance_BN)
     return place_BN
 

@@ -200,7 +200,6 @@ def standardised_log(norms_BNS: Tensor, routed_BN: Tensor) -> Tensor:
     unrouted_BN1 = ~routed_BN[..., None]
     pairs_B11 = (routed_BN.sum(-1) * norms_BNS.shape[-1]).clamp(min=1)[:, None, None]
     logs_BNS = (norms_BNS.float() + _LEAST_NORM).log().masked_fill(unrouted_BN1, 0)
-    mean_B11 = logs_BNS.sum((1, 2), keepdim=True) / pairs_B11
-    centred_BNS = (logs_BNS - mean_B11).masked_fill(unrouted_BN1, 0)
+    centred_BNS = (logs_BNS - logs_BNS.sum((1, 2), keepdim=True) / pairs_B11).masked_fill(unrouted_BN1, 0)
     deviation_B11 = (centred_BNS.square().sum((1, 2), keepdim=True) / pairs_B11).sqrt()
     return centred_BNS / deviation_B11.clamp(min=_LEAST_DEVIATION)
