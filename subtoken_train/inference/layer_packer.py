@@ -10,7 +10,6 @@ kvpress' ``KeyRerotationPress`` does. streaming-llm (Xiao et al., 2024) turns ke
 Legend: B batch, N entries of a plan, M rows of a layer, h key-value heads, d head width.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -25,7 +24,7 @@ from subtoken_train.engine.compressed_backbone import CompressedBackbone
 from subtoken_train.engine.prompt_pass import Rows
 from subtoken_train.errors import refuse
 from subtoken_train.functional.gather import last_marked, on_device, take_rows
-from subtoken_train.functional.key_axes import key_energy, query_energy, query_lengths, turn_of
+from subtoken_train.functional.key_axes import BLOCK, key_energy, query_energy, query_lengths, turn_of
 from subtoken_train.functional.masks import fixed_mask
 from subtoken_train.functional.merging import merged
 from subtoken_train.functional.rotary import Rotation
@@ -35,8 +34,6 @@ from subtoken_train.kernels.native import keep_freed_memory
 from subtoken_train.kernels.storage import Fill, RoutedValues
 from subtoken_train.ledger.kv_budget import kept_channels
 from subtoken_train.types import CutKeys, LayerPlan, Region
-
-ROWS = 1024  # of a pass whose queries weigh the errors of keys
 
 
 class KeyCut:
@@ -87,11 +84,13 @@ class QueryMoments:
         self.of: dict[int, Tensor] = {}
 
     def observe(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, rows: Rows) -> None:
-        """Add the queries of a layer's rows; of more than ``ROWS``, evenly spaced ones stand for their neighbours."""
-        step = math.ceil(query.shape[2] / ROWS)
-        visible_BN = (rows.regions_BM[:, ::step] != Region.PADDING).to(query.device)
-        own_BHnd = (query[:, :, ::step] * visible_BN[:, None, :, None]).float()
-        total = step * torch.unflatten(own_BHnd.mT @ own_BHnd, 1, (key.shape[1], -1)).sum(2)
+        """Add the queries of a layer's rows."""
+        visible_BN = (rows.regions_BM != Region.PADDING).to(query.device)
+        total = query.new_zeros(*query.shape[:2], *2 * key.shape[-1:], dtype=torch.float32)
+        for some, marks_Bn in zip(torch.split(query, BLOCK, 2), torch.split(visible_BN, BLOCK, 1), strict=True):
+            own_BHnd = (some * marks_Bn[:, None, :, None]).float()
+            total += own_BHnd.mT @ own_BHnd
+        total = torch.unflatten(total, 1, (key.shape[1], -1)).sum(2)
         self.of[layer] = total + self.of.get(layer, 0)
 
 
