@@ -105,8 +105,7 @@ def test_a_packed_side_holds_what_its_cache_reports(tiny_family, kv_dtype):
     assert not any(layer.self_attn.v_proj._forward_hooks for layer in tiny_family.decoder.layers)
     assert entries == 16 + 19
     backbone, cache = CompressedBackbone(tiny_family, reducer, bank).eval(), PackedCache(tiny_family.shape.num_layers)
-    opened = prefill(backbone, prompts, cache, Compression(kv_dtype=kv_dtype))
-    told = report(backbone, prompts, opened.plan, cache)
+    told = report(backbone, prompts, prefill(backbone, prompts, cache, Compression(kv_dtype=kv_dtype)).plan, cache)
     assert (held["payload"], held["index"]) == (told.payload_bytes, told.index_bytes)
     assert held["tail"] == 2 * tiny_family.shape.token_bytes
     assert held["total"] == held["payload"] + held["index"] + held["tail"] + held["slack"]
@@ -226,8 +225,7 @@ def test_qwens_pictures_without_a_processor_are_those_with_one():
     every=2,
 )
 def test_a_published_architecture_is_drawn_smaller_without_network(path, tokens, width):
-    shrink = Shrink(layers=2, narrower=32 if "llava" in path else 16)
-    family = random_family(BackboneConfig(path=path), shrink, CPU)
+    family = random_family(BackboneConfig(path=path), Shrink(layers=2, narrower=32 if "llava" in path else 16), CPU)
     assert (family.shape.num_layers, family.hidden_size, family.shape.head_dim) == (2, width, 128)
     assert family.processor is None
     assert (draw_prompts(family, prompt_parts(family), 1).regions_BN == Region.VISUAL).sum() == tokens
@@ -340,9 +338,8 @@ def test_the_arms_and_their_bytes(monkeypatch):
     whole = 2 * 2 * 16 * 4  # bytes of an entry: keys and values of two heads
     for name, arm in row["arms"].items():
         kept = 512 if name == "no compression" else 128 if "25%" in name else 64
-        share = 7 / 8 if "S16K12" in name else 1
         assert arm["entries"] == kept + paper.SUFFIX_TOKENS
-        assert arm["cache"]["payload"] == 2 * whole * (kept * share + paper.SUFFIX_TOKENS)
+        assert arm["cache"]["payload"] == 2 * whole * (kept * (7 / 8 if "S16K12" in name else 1) + paper.SUFFIX_TOKENS)
         assert arm["peak_bytes"] > arm["cache"]["payload"]
     lines = paper.peak_lines(row, LLAMA)
     assert len(lines) == 1 + len(ARMS)

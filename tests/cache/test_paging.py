@@ -74,13 +74,11 @@ def test_rows_that_read_unlike_numbers_lie_apart():
 def test_a_choice_of_samples_takes_their_pages_along():
     reading = PageReading(4, 1, marks((0, 16), (0, 12), (0, 16), length=16), torch.tensor([8, 8, 8]))
     (blocks,) = with_pages([(block_of(3, 16), reading)])
-    chosen = select_samples(blocks, [2, 1, 1], kv_heads=2)
     query, tail = random_scores(3, 3, 4, 1, 4), random_scores(4, 3, 2, 1, 4)
-    before = packed_attention(query[[2, 1, 1]], chosen, only(tail), 0.5)
+    before = packed_attention(query[[2, 1, 1]], select_samples(blocks, [2, 1, 1], kv_heads=2), only(tail), 0.5)
     for i, sample in enumerate([2, 1, 1]):
         alone = select_samples(blocks, [sample], kv_heads=2)
-        found = packed_attention(query[[sample]], alone, only(tail[[i]]), 0.5)
-        assert torch.allclose(before[[i]], found, atol=1e-6)
+        assert torch.allclose(before[[i]], packed_attention(query[[sample]], alone, only(tail[[i]]), 0.5), atol=1e-6)
 
 
 def test_several_tokens_at_a_time_read_everything():
@@ -150,8 +148,7 @@ def test_golden_of_quest(shared):
     bound = page_bound(query[:, :, 0].clamp(min=0), query[:, :, 0].clamp(max=0), low, high)
     near("quest_steps", "quest_official: bounds", bound, tensors["page_scores"][:, :, 0], atol=1e-4)
     count = min(max(3, params["token_budget"] // size), number)
-    none = torch.zeros(len(keys), number, dtype=torch.bool)
-    chosen = chosen_pages(PageIndex(size, count, low, high, none), query)
+    chosen = chosen_pages(PageIndex(size, count, low, high, torch.zeros(len(keys), number, dtype=torch.bool)), query)
     places = torch.zeros(*keys.shape[:2], number, dtype=torch.bool).scatter(2, chosen, True)
     kept = places.repeat_interleave(size, 2)[..., :length]
     alike("quest_steps", "quest_official", kept, tensors["kept_mask"][:, :, 0])
@@ -165,8 +162,7 @@ def test_golden_of_kvcache_factory(shared):
     if not length % size:  # it repeats the last key in a page that is begun
         assert torch.equal(whole.low, tensors["page_min"])
         assert torch.equal(whole.high, tensors["page_max"])
-    before = keys[:, :, : length - params["recent_size"]]
-    found = chosen_pages(index_of(before, size, params["page_budget"]), query)
+    found = chosen_pages(index_of(keys[:, :, : length - params["recent_size"]], size, params["page_budget"]), query)
     differing = int((found.sort(-1).values != tensors["selected_pages"].sort(-1).values).sum())
     record("quest_steps", "quest_factory_pages: pages that differ", differing)
     assert differing == 0

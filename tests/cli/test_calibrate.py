@@ -118,8 +118,7 @@ def test_a_threshold_meets_a_mean_on_the_reader_s_own_prompts(text_adapter, tmp_
 
 @pytest.mark.parametrize(("method", "model", "samples"), [("duo_attention", TINY, 200), ("sparsemm", LLAVA, 50)])
 def test_shipped_files_are_of_the_shipped_models(method, model, samples):
-    path = CHECKPOINTS / f"calibrations/{model.name}_{method}.json"
-    made = build_eviction(method, calibration=str(path)).calibrated
+    made = build_eviction(method, calibration=str(CHECKPOINTS / f"calibrations/{model.name}_{method}.json")).calibrated
     check_calibration(made, load_family(BackboneConfig(str(model))))
     assert (made.backbone.path, made.data.samples) == (f"checkpoints/{model.name}", samples)
     other = load_family(BackboneConfig(str(TINY if model == LLAVA else LLAVA)))

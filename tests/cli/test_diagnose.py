@@ -29,8 +29,7 @@ def test_files_and_table(data, tmp_path, capsys):
     folder = tmp_path / "runs" / "diagnostics" / "tiny_fastv25_s16k4-seed0"
     assert sorted(path.name for path in folder.iterdir()) == FILES
     out, err = capsys.readouterr()
-    said = "largest share" in out, "the adapter's own is per_token" in out, "8/8 prompts" in err
-    assert said == (True, True, True)
+    assert ("largest share" in out, "the adapter's own is per_token" in out, "8/8 prompts" in err) == (True, True, True)
     layers = (folder / "layers.csv").read_text().splitlines()
     assert [line.split(",")[:3] for line in layers[1:]] == [[str(i), "4", "0.25"] for i in range(6)]
     assert (folder / "figure1b.csv").read_text().splitlines()[1].startswith("0,48,")  # 8 prompts x 6 layers

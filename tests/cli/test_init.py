@@ -111,8 +111,7 @@ def test_a_chosen_backbone(tmp_path, capsys, given):
 
 @sampled(("asked", "answered", "beyond"), [(60, 1, False), (2, 600, True)], every=2)
 def test_records_longer_than_the_shipped_recipe_takes(tmp_path, capsys, asked, answered, beyond):
-    folder = own_images(tmp_path / "mine")
-    with (folder / "questions.csv").open("a") as file:
+    with (own_images(tmp_path / "mine") / "questions.csv").open("a") as file:
         file.write(f"images/00.png,{'list . ' * asked},{'none ' * answered}\n")
     line = next(line for line in inits(capsys, "mine") if line.startswith("data.max_length"))
     length = yaml.safe_load((tmp_path / "mine_subtoken/mine.yaml").read_text())["data"]["max_length"]

@@ -292,13 +292,11 @@ def test_cells_of_text_are_no_formulas_and_markup_in_names_is_text(tmp_path, mon
     odd_report = tmp_path / "results"
     arm = facts("[red]x", 0.2, anchor="[link=http:]y", reducer="fastv 0.25", groups="S16K4 linear")
     write_run(odd_report, arm, "fake", answers(range(20)))
-    other = facts("=1+1|<b>", 1.0, adapter="@cmd", backbone="=HYPERLINK()")
-    write_run(odd_report, other, "fake", answers(range(20)))
+    write_run(odd_report, facts("=1+1|<b>", 1.0, adapter="@cmd", backbone="=HYPERLINK()"), "fake", answers(range(20)))
     out = printed(capsys, "report", str(odd_report))
     assert "[red]x" in out
     assert "its anchor [link=http:]y has no results here" in out
-    lines = report_csv(make_report([odd_report])).splitlines()
-    cells = [cell for line in lines[1:] for cell in line.split(",")]
+    cells = [cell for line in report_csv(make_report([odd_report])).splitlines()[1:] for cell in line.split(",")]
     assert "'=1+1|<b>" in cells
     assert "'=HYPERLINK()" in cells
     assert "'@cmd" in cells
@@ -335,8 +333,7 @@ def test_a_word_of_a_command_is_the_same_to_bash_and_keeps_to_its_line(word):
     typed = shell_words("printf", "%s\\0", word)
     assert plain(typed) == typed
     assert len(typed.splitlines()) == 1
-    done = subprocess.run(["bash", "-c", typed], capture_output=True, check=True)
-    assert done.stdout == os.fsencode(word) + b"\0"
+    assert subprocess.run(["bash", "-c", typed], capture_output=True, check=True).stdout == os.fsencode(word) + b"\0"
 
 
 def test_a_log_takes_ten_lines(capsys):

@@ -172,8 +172,7 @@ def test_short_chats_are_padded_among_their_like_and_those_without_a_context_are
 
 def test_smollm2s_template(cache):
     tokenizer = AutoTokenizer.from_pretrained(real_folder("smollm2"))
-    source = CorpusSource(str(ROOT / "data/samples/chats/chats.jsonl"), documents="conversations")
-    rows = list(load_rows(source))
+    rows = list(load_rows(CorpusSource(str(ROOT / "data/samples/chats/chats.jsonl"), documents="conversations")))
     for row in rows:
         sample = chat_sample(row, SimpleNamespace(tokenizer=tokenizer), ChatLimits(2048, 1024, 64))
         turns = used_turns(json.loads(row["conversation"]))[1::2]

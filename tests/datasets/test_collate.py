@@ -82,8 +82,7 @@ def test_byte_level_tokens_with_leading_spaces(bpe_family):
     turns = Turn("<image>\nwhere is the 7?", "a red square, größer"), Turn("is the 7 red?", "a 7")
     sample = encode(record(*turns, images=1), bpe_family, 512, [IMAGE])
     first = [("<s>USER: ", S), (1, V), ("\nwhere is the 7? ASSISTANT:", Q), (" a red square, größer</s>", A)]
-    rest = [("USER: is the 7 red? ASSISTANT:", Q), (" a 7</s>", A)]
-    assert parts_of(sample) == expect(bpe_family, *first, *rest)
+    assert parts_of(sample) == expect(bpe_family, *first, ("USER: is the 7 red? ASSISTANT:", Q), (" a 7</s>", A))
     labelled = [token for token in sample.labels if token != -100]
     assert bpe_family.tokenizer.decode(labelled) == " a red square, größer</s> a 7</s>"
 

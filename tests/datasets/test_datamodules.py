@@ -222,8 +222,7 @@ def test_blocks_become_context_prefix_and_what_is_predicted(source, byte_tokeniz
 def test_a_resumed_corpus_goes_on_where_it_was(source, byte_tokenizer, tmp_path, batches, accumulate):
     limits = {"max_steps": 14 // accumulate, "max_epochs": -1, "accumulate_grad_batches": accumulate}
     unbroken, resumed = (Recorder(SimpleNamespace(tokenizer=byte_tokenizer())) for _ in range(2))
-    data = corpus(source, val=source, val_batch_size=4)
-    fit(unbroken, data, SaveAt("batch", batches, tmp_path / "a.ckpt"), **limits)
+    fit(unbroken, corpus(source, val=source, val_batch_size=4), SaveAt("batch", batches, tmp_path / "a.ckpt"), **limits)
     fit(resumed, corpus(source), checkpoint=tmp_path / "a.ckpt", **limits)
     assert len(unbroken.given) == 14
     assert resumed.given == unbroken.given[batches:]

@@ -53,8 +53,7 @@ def test_samples_are_a_function_of_seed_split_and_place(tokenizer):
 def test_words_are_single_tokens_and_different(tokenizer):
     words = [*NAMES, *ADJECTIVES, *NOUNS]
     assert len(words) == len(set(words))
-    encoded = tokenizer([f" {word}" for word in words], add_special_tokens=False)["input_ids"]
-    assert {len(ids) for ids in encoded} == {1}
+    assert {len(ids) for ids in tokenizer([f" {word}" for word in words], add_special_tokens=False)["input_ids"]} == {1}
 
 
 @pytest.mark.slow

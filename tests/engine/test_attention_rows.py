@@ -116,8 +116,7 @@ def text():
 
 def hidden_of(text, batch, alpha, sinks=2, recent=4):
     visible = batch.regions_BN != Region.PADDING
-    mix = HeadMix(alpha, sinks, recent, visible)
-    return mixed_hidden(text, text.embed(batch), text.positions(batch), mix), visible
+    return mixed_hidden(text, text.embed(batch), text.positions(batch), HeadMix(alpha, sinks, recent, visible)), visible
 
 
 def masked(text, batch, sinks, recent):

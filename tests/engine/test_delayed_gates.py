@@ -43,8 +43,7 @@ def loops(query, key, value, gate_hN, late_NN, scale):
     """Attention of one sample by its whole matrix, [H, N, d]; ``late_NN``: where ``gate_hN`` joins in."""
     key, value, gate_HN = (each.repeat_interleave(len(query) // len(key), 0) for each in (key, value, gate_hN))
     logits = query @ key.mT * scale + torch.where(late_NN, gate_HN[:, None], 0.0)
-    later = torch.ones(late_NN.shape).triu(1).bool()
-    return logits.masked_fill(later, -math.inf).softmax(-1) @ value
+    return logits.masked_fill(torch.ones(late_NN.shape).triu(1).bool(), -math.inf).softmax(-1) @ value
 
 
 def later_than(length, delay):
