@@ -97,9 +97,8 @@ def cells(panel, rows, columns):
 
 def layer_plan(regions, visual, groups=None, heads=None, device="cpu"):
     """A layer that keeps all text and the visual tokens ``visual``, with their group masks and heads."""
-    first = int((regions == Region.VISUAL).nonzero()[0])
     text = (regions != Region.VISUAL).nonzero()[:, 0]
-    entries = torch.cat([text, torch.tensor(visual) + first])
+    entries = torch.cat([text, torch.tensor(visual) + int((regions == Region.VISUAL).nonzero()[0])])
     order = entries.argsort()
     padded = torch.cat([entries[order], torch.tensor([-1])])[None]
 
@@ -148,8 +147,7 @@ def test_heads_of_their_own_dim_by_their_share(tiny_family):
 def test_llava_pads_to_the_square_that_the_model_saw(tiny_family):
     batch = make_batch([(1, 6)])
     plan = Plan([layer_plan(batch.regions_BN[0], list(range(64)))])
-    picture = kept_picture(Image.new("RGB", (100, 50), RED), tiny_family, batch, plan, [0])
-    found = cells(picture, 8, 8).reshape(8, 8, 3)
+    found = cells(kept_picture(Image.new("RGB", (100, 50), RED), tiny_family, batch, plan, [0]), 8, 8).reshape(8, 8, 3)
     assert (found[3:6] == RED).all()
     assert (found[[0, 1, 7]] == 128).all()
 

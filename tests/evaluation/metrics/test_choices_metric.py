@@ -60,11 +60,10 @@ def test_all_rotations_must_be_right():
 
 @pytest.mark.slow
 def test_real_answers_of_llava(shared):
-    lines = real_answers(shared, "mmbench_dev_llava15_13b")
     expected = expected_scores(shared, "mmbench_dev_20230712_llava15_13b")
     rows = [
         (line["pred"], reference(line["index"], line["answer"], dict.fromkeys("ABCD"[: line["n_options"]], "?")))
-        for line in lines
+        for line in real_answers(shared, "mmbench_dev_llava15_13b")
     ]
     scores = scores_of(rows)
     for reading in ("", "vlmevalkit_"):
@@ -113,8 +112,7 @@ LLAVA = {
 
 def pope_scores_of(answers, labels, categories):
     metric = yes_no.POPEScores()
-    references = [{"label": label, "category": name} for label, name in zip(labels, categories, strict=True)]
-    metric.update(answers, references)
+    metric.update(answers, [{"label": label, "category": name} for label, name in zip(labels, categories, strict=True)])
     return metric.compute()
 
 

@@ -180,8 +180,7 @@ def rewritten(place, file, *pair):
 def test_flags_of_compression_that_did_nothing(tmp_path):
     late = {"acts": "after prefill"}
     write_run(tmp_path, facts("late", 0.2, **late), "pope", answers(range(9)), new_tokens=2)
-    first = facts("first", 0.2, protocol="context_first", **late)
-    write_run(tmp_path, first, "pope", answers(range(9)), new_tokens=2)
+    write_run(tmp_path, facts("first", 0.2, protocol="context_first", **late), "pope", answers(range(9)), new_tokens=2)
     off = write_run(tmp_path, facts("off"), "pope", answers(range(9)))
     rewritten(off, "manifest.json", '"acts": "-"', '"acts": "in prefill"')
     pages = write_run(tmp_path, facts("pages"), "pope", answers(range(9)))

@@ -22,8 +22,7 @@ def small(tmp_path_factory):
     folder = tmp_path_factory.mktemp("small")
     arm = facts("our_arm", 0.25, reducer="fastv 0.5", groups="S8K0 linear", anchor="our_arm_anchor")
     write_run(folder, arm, "ruler_4k", answers(range(40)))
-    anchor = facts("our_arm_anchor", 0.25, reducer="fastv 0.25")
-    write_run(folder, anchor, "ruler_4k", answers([])[:30], rows=40)
+    write_run(folder, facts("our_arm_anchor", 0.25, reducer="fastv 0.25"), "ruler_4k", answers([])[:30], rows=40)
     return make_report([folder])
 
 

@@ -70,8 +70,7 @@ def test_another_lora_that_was_not_trained_so_is_no_anchor(pool, other):
 def test_an_anchor_keeps_as_many_of_any_prompt(pool):
     """0.151 of 64 tokens, rounded up, are 10, too; of 640 they are 97, and the arm's bytes are those of 100."""
     fewer = replace(ROUTED, name="fewer", selector="none", keep_ratio=0.151, reducer_options={"round_up": True})
-    down = replace(ROUTED, name="down", selector="none", keep_ratio=0.16)
-    anchors, arms, _ = names([fewer, down, ROUTED], pool)
+    anchors, arms, _ = names([fewer, replace(ROUTED, name="down", selector="none", keep_ratio=0.16), ROUTED], pool)
     assert [kept(arm) for arm in arms] == [10, 10, 16, 10]
     assert anchors[OWN] == UNTRAINED
 
@@ -183,11 +182,9 @@ def test_an_anchor_keeps_the_recorded_mean(record):
     assert arms[1].compression().round_up
     assert arms[0].facts.anchor == arms[1].facts.name
     assert arms[0].facts.nominal_kv == arms[1].facts.nominal_kv == pytest.approx(0.4 * 0.15625)
-    own = replace(arms[1].spec, name="written", eviction_keep="0.4")
-    arms, _ = with_anchors(prepare([arm, own], pool), pool)
+    arms, _ = with_anchors(prepare([arm, replace(arms[1].spec, name="written", eviction_keep="0.4")], pool), pool)
     assert [each.facts.anchor for each in arms] == ["written", None]
-    unknown = replace(arm, eviction_keep={"threshold": -0.1, "window": 4})
-    arms, (note,) = with_anchors(prepare([unknown], pool), pool)
+    arms, (note,) = with_anchors(prepare([replace(arm, eviction_keep={"threshold": -0.1, "window": 4})], pool), pool)
     assert len(arms) == 1
     assert "has no matched anchor: its threshold=-0.1 window=4 has no recorded mean to match" in note
 
@@ -206,8 +203,7 @@ def test_a_report_states_measured_bytes_with_their_spread(record, tmp_path):
     write_scene_split(tmp_path / "scenes", "test", 20, seed=3)
     keeps = [0.5, {"threshold": -0.1, "window": 4}, f"threshold:{record}"]
     specs = [replace(WHOLE, name=f"arm{i}", **METHOD, eviction_keep=keep) for i, keep in enumerate(keeps)]
-    grid = scenes_grid(tmp_path / "scenes", tmp_path / "out", *specs, limit=6)
-    found = read_samples(run_grid(grid)[1]).values()
+    found = read_samples(run_grid(scenes_grid(tmp_path / "scenes", tmp_path / "out", *specs, limit=6))[1]).values()
     shares = [(each.region_bytes - each.index_bytes) / each.region_dense_bytes for each in found]
     spread = statistics.stdev(shares)
     assert spread > 0

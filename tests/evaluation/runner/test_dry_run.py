@@ -147,9 +147,8 @@ def test_a_chat_without_a_template_is_refused(tmp_path):
 
 
 def test_a_nominal_prompt_is_as_long_as_its_task_says():
-    spec = {"backbone": TEXT, "kv_dtype": "int8"}
     tasks = (TaskSpec("ruler_synthetic", None, {"length": 4096}), TaskSpec("recall"), TaskSpec("longbench"))
-    grid = replace(grid_of(spec, tasks=("recall",)), tasks=tasks, batch_size=10)
+    grid = replace(grid_of({"backbone": TEXT, "kv_dtype": "int8"}, tasks=("recall",)), tasks=tasks, batch_size=10)
     (planned,) = dry_run(grid, planned_adapter).arms
     assert planned.tokens == 4096
     assert planned.dense == 4096 * planned.arm.shape.token_bytes

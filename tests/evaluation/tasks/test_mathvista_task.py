@@ -63,13 +63,11 @@ def test_a_broken_problem(tmp_path, change, message):
 
 def test_the_hubs_files(tmp_path):
     shown = {"decoded_image": {"bytes": picture(), "path": None}}
-    rows = [CHOICE | shown, FLOAT | shown | {"pid": "9"}]
-    texts = "pid question image unit answer question_type answer_type".split()
-    features = dict.fromkeys(texts, Value("string"))
+    features = dict.fromkeys("pid question image unit answer question_type answer_type".split(), Value("string"))
     features |= {"choices": List(Value("string")), "precision": Value("double"), "decoded_image": Image()}
     (tmp_path / "data").mkdir()
     path = tmp_path / "data" / "testmini-00000-of-00001.parquet"
-    Dataset.from_list(rows, features=Features(features)).to_parquet(path)
+    Dataset.from_list([CHOICE | shown, FLOAT | shown | {"pid": "9"}], features=Features(features)).to_parquet(path)
     first, second = build_task("mathvista", tmp_path).samples()
     assert second.prompt.endswith("floating-point number with one decimal place.")
     metric = build_task("mathvista", tmp_path).metric()

@@ -49,11 +49,9 @@ def check(sample, name):
 
 def test_rulers_own_files_older_and_newer(tmp_path):
     older = {"index": 0, "input": CONTEXT + QUESTION + PREFIX, "outputs": ["1234567"], "length": 40}
-    without = {**older, "index": 7, "answer_prefix": None}
     newer = {"index": 5, "input": CONTEXT + QUESTION, "outputs": ["1234567"], "answer_prefix": PREFIX}
-    write_lines(tmp_path, "niah_single_1", older, newer, without)
-    samples = build_task("ruler", tmp_path, tasks=["niah_single_1"]).samples()
-    for sample, number in zip(samples, (0, 5, 7), strict=True):
+    write_lines(tmp_path, "niah_single_1", older, newer, {**older, "index": 7, "answer_prefix": None})
+    for sample, number in zip(build_task("ruler", tmp_path, tasks=["niah_single_1"]).samples(), (0, 5, 7), strict=True):
         check(sample, f"niah_single_1-{number}")
 
 
@@ -209,8 +207,7 @@ def test_the_picture_has_a_map_of_each_arm():
     assert cells[kinds[-1]] == ("1,024", "100 %")
     assert cell_of("niah_single_1") is None
     value = {kind: Estimate(place / 5, None, None, None, 4) for place, kind in enumerate(kinds)}
-    some = {kind: value[kind] for kind in kinds[:-1]}
-    scores = KindScores("needle_map", tuple(kinds), {"a": value, "b": some})
+    scores = KindScores("needle_map", tuple(kinds), {"a": value, "b": {kind: value[kind] for kind in kinds[:-1]}})
     first, second = map_chart(scores, cells, {"a": "A", "b": "B"}).axes
     assert [text.get_text() for text in first.texts] == ["0", "60", "20", "80", "40", "100"]  # row by row: a depth each
     assert second.texts[-1].get_text() == ""

@@ -22,10 +22,9 @@ ASKED = "What is 3?\nA. one\nB. two\nC. three\nD. four\nAnswer:"
 EXAMPLES, QUESTIONS = [("What is 1?", 0), ("What is 2?", 1)], [(" What is 3? ", 2), ("What is 4?", 3)]
 SUBJECT = "high_school_physics"
 SPLITS = {"dev": EXAMPLES, "test": QUESTIONS}
-WRITERS = (mmlu_letters, mmlu_numbers, mmlu_parquet)
 
 
-@pytest.mark.parametrize("write", WRITERS)
+@pytest.mark.parametrize("write", [mmlu_letters, mmlu_numbers, mmlu_parquet])
 def test_a_question_after_its_examples(tmp_path, write):
     folder = write(tmp_path, SUBJECT, SPLITS)
     first, second = build_task("mmlu", folder, num_fewshot=2).samples()
@@ -44,8 +43,7 @@ def test_without_examples_and_in_the_authors_style(tmp_path):
     before = PREFIX.partition("\n\n")[0] + "\n\n"
     assert (sample.prompt, sample.context_characters) == (before + ASKED, len(before))
     sample, _ = build_task("mmlu", folder, num_fewshot=2, style="hendrycks").samples()
-    prefix = PREFIX.replace("about high", "about  high")
-    assert sample.prompt == prefix + ASKED.replace("What is 3?", " What is 3? ")
+    assert sample.prompt == PREFIX.replace("about high", "about  high") + ASKED.replace("What is 3?", " What is 3? ")
 
 
 @pytest.mark.slow
@@ -55,8 +53,7 @@ def test_all_real_questions_and_reference_prompts(shared):
         pytest.skip("reference material (mmlu) is absent")
 
     def asked(style, shots):
-        task = build_task("mmlu", folder, num_fewshot=shots, style=style)
-        return {sample.id: sample for sample in task.samples()}
+        return {sample.id: sample for sample in build_task("mmlu", folder, num_fewshot=shots, style=style).samples()}
 
     samples = build_task("mmlu", folder).samples()
     assert len(samples) == 14_042
