@@ -55,8 +55,7 @@ def test_counts_are_those_of_the_plain_choice(choice):
     assert counts.dtype == torch.int64
     for sample, total in enumerate(totals.tolist()):
         of_sample = (each[sample].tolist() for each in (scores, competes, protected))
-        expected = plain_sets(*of_sample, total, int(floors[sample]))
-        assert counts[sample].tolist() == [len(each) for each in expected]
+        assert counts[sample].tolist() == [len(each) for each in plain_sets(*of_sample, total, int(floors[sample]))]
         assert int(counts[sample].sum()) == min(total, int(competes[sample].sum()) * scores.shape[1])
 
 
@@ -88,8 +87,7 @@ def test_sums_of_scores_below_0_are_refused():
 def test_golden_kvpress(shared):
     params, tensors = load(shared, "kvpress_adakv")
     method = Ada(SnapKV(params["window_size"], params["kernel_size"], rows="mean"), alpha=params["alpha_safeguard"])
-    count = int(params["T"] * (1 - params["compression_ratio"]))
-    kept = keep_of(method, [golden_view(method, tensors)], count)[0]
+    kept = keep_of(method, [golden_view(method, tensors)], int(params["T"] * (1 - params["compression_ratio"])))[0]
     assert torch.equal(kept.sum(-1), tensors["kept_per_head"])
     alike("ada", "kvpress_adakv", kept, ~tensors["evicted_mask"])
 
@@ -129,8 +127,7 @@ def test_norms_are_those_of_every_query_head(monkeypatch, rows):
     view = layer_views([PROMPTS["context"]], KNorm.needs | {"values"})[0]
     found, group = projected_norm(view.value_BhNd, view.output_weight())[0], HEADS // KV_HEADS
     for head in range(KV_HEADS):
-        heads = range(head * group, (head + 1) * group)
-        own = [view.output_weight()[:, i * WIDTH : (i + 1) * WIDTH] for i in heads]
+        own = [view.output_weight()[:, i * WIDTH : (i + 1) * WIDTH] for i in range(head * group, (head + 1) * group)]
         for norm, value in zip(found[head], view.value_BhNd[0, head], strict=True):
             of_heads = [sum(abs(float(row @ value)) for row in weight_Dd) for weight_Dd in own]
             assert float(norm) == pytest.approx(sum(of_heads) / group, rel=1e-5)

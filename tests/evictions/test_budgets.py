@@ -106,8 +106,7 @@ def divide_plainly(layers, total):
             break
     real = shares(factor)
     counts = [int(share) for share in real]
-    by_remainder = sorted(range(len(real)), key=lambda i: (-round((real[i] - counts[i]) * 10**6), i))
-    for i in by_remainder[: total - sum(counts)]:
+    for i in sorted(range(len(real)), key=lambda i: (-round((real[i] - counts[i]) * 10**6), i))[: total - sum(counts)]:
         counts[i] += 1
     return counts
 

@@ -237,13 +237,11 @@ def plain_triples(scores, candidates, total):
 def test_the_best_of_all_layers_and_heads_stay(base, settings, keep):
     scores, _, kept, candidates = planned(build_eviction(f"pooled({base})", **settings), keep)
     competes = candidates.competes_LBN
-    total = int(candidates.budget_LB.sum()) * scores[0].scores_BhN.shape[1]
-    found = {
+    assert {
         (layer, head, place)
         for layer, kept_BhN in enumerate(kept)
         for head, place in (kept_BhN[0] & competes[layer]).nonzero().tolist()
-    }
-    assert found == plain_triples(scores, candidates, total)
+    } == plain_triples(scores, candidates, int(candidates.budget_LB.sum()) * scores[0].scores_BhN.shape[1])
 
 
 def plain_order(scores, competes, protected, length):

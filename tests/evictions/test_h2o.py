@@ -22,9 +22,8 @@ def test_golden_official_prompt(shared):
     """Its recent window counts the next token's slot, so it keeps an entry less; later steps are not ours."""
     params, tensors = load(shared, "h2o_official_decode")
     length = params["prompt_len"]
-    prompt = {name: tensors[name][:, :, :length] for name in ("queries", "keys")}
     method = build_eviction("h2o", recent_share=0.0, window=params["recent_budget"] - 1)
-    view = golden_view(method, prompt)
+    view = golden_view(method, {name: tensors[name][:, :, :length] for name in ("queries", "keys")})
     kept = keep_of(method, [view], params["heavy_budget"] + params["recent_budget"] - 1)[0]
     places = tensors["next_mask_step0"][:, :length].nonzero()[:, 1].view(*kept.shape[:2], -1)
     same_places(method, "h2o_official_decode prompt", kept, places)
@@ -39,8 +38,7 @@ def test_golden_official_prompt(shared):
 @pytest.mark.parametrize("group", ["mean", "max"])
 def test_scores_are_dense_column_sums(normalise, group):
     method = build_eviction("h2o", normalise=normalise, group=group)
-    prompts = [[1] + [2] * 20 + [4] * 5, [4] * 11]
-    view = layer_views(prompts, method.needs, "left", layers=1, dropped=[(0, 0.3)])[0]
+    view = layer_views([[1] + [2] * 20 + [4] * 5, [4] * 11], method.needs, "left", layers=1, dropped=[(0, 0.3)])[0]
     scores = method.score(view).scores_BhN
     for sample, entries, matrix, _, _ in samples(view):
         sums = matrix.sum(1)
@@ -75,9 +73,8 @@ def test_recent_entries_are_the_last_of_the_prompt():
     method = build_eviction("h2o")
     views = layer_views([[1] + [2] * 12 + [4] * 4, [2] * 6 + [4] * 3], method.needs, "right", layers=1)
     competes = views[0].regions_BN == V
-    candidates = Candidates([views[0].regions_BN], [competes], torch.tensor([[10, 2]]))
     scores = method.score(views[0])
-    kept = method.keep([scores], candidates)[0]
+    kept = method.keep([scores], Candidates([views[0].regions_BN], [competes], torch.tensor([[10, 2]])))[0]
     assert (kept & competes[:, None]).sum(-1).tolist() == [[10, 10], [2, 2]]
     assert kept[0, :, 12:17].all()
     for head in range(2):
@@ -137,8 +134,7 @@ def test_entropies_are_the_release_s():
 
 def plain_entropy(query, key, rows, keys, scale):
     """Of the rows of all heads, over all keys that are named: the mean of what ``Categorical`` says."""
-    shared = key.float().repeat_interleave(len(query) // len(key), 0)
-    logits = query[:, rows].float() @ shared[:, keys].mT * scale
+    logits = query[:, rows].float() @ key.float().repeat_interleave(len(query) // len(key), 0)[:, keys].mT * scale
     return float(torch.distributions.Categorical(logits=logits).entropy().mean())
 
 
@@ -198,9 +194,8 @@ def golden_views(tensors, method):
 def test_scores_are_the_release_s_and_its_sets_are_not(shared):
     params, tensors = load(shared, "elasticcache_as_released")
     method, length, start = Elastic(), params["T"], params["start_size"]
-    views = golden_views(tensors, method)
     differing = []
-    for layer, view in enumerate(views):
+    for layer, view in enumerate(golden_views(tensors, method)):
         scores = method.score(view).scores_BhN[0, 0]
         close(method, "elasticcache_as_released: scores", scores, tensors["score_sum"][layer])
         count = tensors[f"keys_out_layer{layer}"].shape[2]
@@ -284,13 +279,11 @@ def test_counts_equal_a_search_of_the_level(seed, layers, total, protected):
     assert all(1 <= count <= length for count, length in zip(found, lengths, strict=True))
     expected = counts_by_level([curve[0].tolist() for curve in curves], total, [protected] * layers, lengths)
     if expected is not None:
-        missing = total - sum(expected)
         more = [count - other for count, other in zip(found, expected, strict=True)]
         assert min(more) >= 0 or sum(lengths) <= total
-        assert sum(more) == min(missing, sum(lengths) - sum(expected))
+        assert sum(more) == min(total - sum(expected), sum(lengths) - sum(expected))
 
 
 def test_attention_of_nothing_is_an_even_budget_and_no_division_by_zero():
     whole, ten = torch.ones(1, 10, dtype=torch.bool), torch.full((2, 1), 10)
-    curves = [prefix_curve(torch.zeros(1, 10), whole)] * 2
-    assert prefix_counts(curves, torch.tensor([10]), ten * 0, ten).sum() == 10
+    assert prefix_counts([prefix_curve(torch.zeros(1, 10), whole)] * 2, torch.tensor([10]), ten * 0, ten).sum() == 10

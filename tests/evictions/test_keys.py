@@ -11,9 +11,6 @@ from subtoken_train.view.view import View
 from tests.support.golden_cases import close, golden_view, keep_of, load, same_places
 from tests.support.prompt_views import layer_views, samples
 
-TWO = [[1] + [2] * 14 + [4] * 4, [4] * 9]
-CODES = [[1] + [2] * 20 + [4] * 4, [4] * 9, [4]]
-
 
 @pytest.mark.parametrize(
     ("sinks", "count", "places"),
@@ -52,7 +49,7 @@ def test_chance_is_reproducible_and_another_in_every_layer_head_and_seed():
 
 def test_keydiff_is_its_definition_key_by_key():
     method = build_eviction("keydiff")
-    view = layer_views(TWO, method.needs, "left", layers=1, dropped=[(0, 0.3)])[0]
+    view = layer_views([[1] + [2] * 14 + [4] * 4, [4] * 9], method.needs, "left", layers=1, dropped=[(0, 0.3)])[0]
     scores = method.score(view).scores_BhN
     for sample, entries, _, key_hnd, _ in samples(view):
         for head, keys in enumerate(key_hnd):
@@ -150,15 +147,14 @@ def plain_scores_of_cur(key, value, method):
 def test_cur_is_the_plain_reference(kind, sinks, local, pad):
     """Three lengths, windows that end early, and rows that are no entries: a window is of a prompt's own entries."""
     method = build_eviction("cur", leverage=kind, sinks=sinks, local=local)
-    view = layer_views(CODES, method.needs, pad, layers=1, dropped=[(0, 0.2)])[0]
+    view = layer_views([[1] + [2] * 20 + [4] * 4, [4] * 9, [4]], method.needs, pad, layers=1, dropped=[(0, 0.2)])[0]
     found = method.score(view)
     for sample, entries, _, keys, values in samples(view):
         for head, states in enumerate(zip(keys, values, strict=True)):
             expected, ours = plain_scores_of_cur(*states, method), found.scores_BhN[sample, head]
             torch.testing.assert_close(ours[entries], expected.float(), rtol=1e-4, atol=1e-7)
             assert not ours[~entries].any()
-        count = int(entries.sum())
-        assert found.protected_BN[sample, entries].tolist() == [place < sinks for place in range(count)]
+        assert found.protected_BN[sample, entries].tolist() == [place < sinks for place in range(int(entries.sum()))]
 
 
 def test_values_that_routing_dropped_say_nothing():
@@ -235,10 +231,9 @@ def test_equal_to_the_plain_reference(masked, pad):
         if not len(inner):
             continue
         states = (each[sample][:, inner] for each in (view.query_BHNd, view.key_BhNd, view.value_BhNd))
-        attention = plain_attention(*states, method)
         keys = view.unrotated_keys()[sample][:, inner]
         leverage = methods.leverage_scores(keys, methods.gaussian_sketch(2, keys.shape[-1], 5, 2 * 1_000 + 1))
-        expected = methods.standardised(attention) + 0.7 * methods.standardised(leverage)
+        expected = methods.standardised(plain_attention(*states, method)) + 0.7 * methods.standardised(leverage)
         assert torch.allclose(found.scores_BhN[sample][:, inner], expected, atol=1e-4)
 
 

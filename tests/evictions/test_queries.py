@@ -25,14 +25,13 @@ from tests.support.refusals import refuses, refusing
 from tests.support.text_families import text_batch, text_family
 from tests.support.truth_cells import PLAIN_CELL, backbone_of, batch_of
 
-TWO = [[1] + [2] * 14 + [4] * 4, [4] * 9]
 CODES = [[1] + [3] * 14 + [4] * 5, [3] * 6 + [4] * 3, [2] * 4 + [4] + [2] * 3 + [4]]
 
 
 @pytest.mark.parametrize("protect_last", [False, True])
 def test_tova_is_the_last_row(protect_last):
     method = build_eviction("tova", protect_last=protect_last)
-    view = layer_views(TWO, method.needs, "left", layers=1, dropped=[(0, 0.3)])[0]
+    view = layer_views([[1] + [2] * 14 + [4] * 4, [4] * 9], method.needs, "left", layers=1, dropped=[(0, 0.3)])[0]
     found = method.score(view)
     for sample, entries, matrix, _, _ in prompt_views.samples(view):
         assert torch.allclose(found.scores_BhN[sample, 0, entries], matrix[:, -1].mean(0), atol=1e-6)
@@ -203,8 +202,7 @@ EXPECTED = [{}, {"covariance": False}, {"value_norm": False}, {"epsilon": 0.3, "
 def test_equal_to_the_plain_reference(name, settings, pad):
     """Padding, three lengths (one of sinks only, one with a single entry more), and rows that are no entries."""
     method = build_eviction(name, future=7, **settings)
-    prompts = [[1] + [2] * 14 + [4] * 4, [4] * 5, [4] * 3]
-    view = layer_views(prompts, method.needs, pad, layers=1, dropped=[(0, 0.3)])[0]
+    view = layer_views([[1] + [2] * 14 + [4] * 4, [4] * 5, [4] * 3], method.needs, pad, layers=1, dropped=[(0, 0.3)])[0]
     found = method.score(view)
     for sample in range(3):
         rows = view.entries_BN[sample].nonzero()[:, 0].tolist()
@@ -281,9 +279,8 @@ def test_rkv_is_attention_less_redundancy(pad, dtype):
             for head, own in enumerate(keys):
                 logits = queries[head * GROUP : (head + 1) * GROUP, before:] @ own[:before].T
                 paid = (logits.amax(0) * view.scale).softmax(-1).mean(0)
-                pooled = torch.stack([paid[max(i - 1, 0) : i + 2].amax() for i in range(before)])
                 expected = -0.7 * repeated(own, 0.2)
-                expected[:before] += 0.3 * pooled
+                expected[:before] += 0.3 * torch.stack([paid[max(i - 1, 0) : i + 2].amax() for i in range(before)])
                 torch.testing.assert_close(found.scores_BhN[sample, head, entries], expected, atol=1e-5, rtol=1e-4)
             assert found.protected_BN[sample, entries].tolist() == [False] * before + [True] * 3
 
@@ -344,7 +341,6 @@ def test_what_does_not_fit_is_refused():
 
 @pytest.mark.parametrize("kind", LENGTH_DEPENDENT)
 def test_positions_that_depend_on_the_length_are_refused(kind):
-    rotary = SimpleNamespace(rope_type=kind)
-    family = SimpleNamespace(length_dependent=True, decoder=SimpleNamespace(rotary_emb=rotary))
+    family = SimpleNamespace(length_dependent=True, decoder=SimpleNamespace(rotary_emb=SimpleNamespace(rope_type=kind)))
     with pytest.raises(ValueError, match=f"cannot foretell attention under '{kind}' positions"):
         CentreCalibrator().check(SimpleNamespace(family=family))

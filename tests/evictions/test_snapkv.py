@@ -172,10 +172,9 @@ def test_exact_pyramid(case):
 
 def test_window_counts_only_where_it_competes():
     """With all of the window outside of what competes, the whole budget forms the pyramid."""
-    competes = torch.arange(60)[None] < 50
     method = build_eviction("pyramidkv", window=8)
     scores = [Scores(torch.zeros(1, 1, 60), torch.arange(60)[None] >= 52)] * 3
-    candidates = Candidates([torch.full((1, 60), 2)] * 3, [competes] * 3, torch.full((3, 1), 20))
+    candidates = Candidates([torch.full((1, 60), 2)] * 3, [torch.arange(60)[None] < 50] * 3, torch.full((3, 1), 20))
     assert method.counts(scores, candidates)[:, 0].tolist() == [39, 20, 1]
     window = [Scores(torch.zeros(1, 1, 60), torch.arange(60)[None] >= 45)] * 3
     assert method.counts(window, candidates)[:, 0].tolist() == [35, 20, 5]
@@ -198,8 +197,7 @@ def windows_of(backbone, method, keep, monkeypatch, scope="all"):
         return best(scores_BhN, competes_BN, protected_BN, *rest)
 
     monkeypatch.setattr(base, "keep_best_entries", recorded)
-    prompts = text_batch([(ROWS // 2, ROWS // 2, 0)])
-    prefill(backbone, prompts, PackedCache(2), Compression(method, keep, scope=scope))
+    prefill(backbone, text_batch([(ROWS // 2, ROWS // 2, 0)]), PackedCache(2), Compression(method, keep, scope=scope))
     return seen
 
 
@@ -216,8 +214,7 @@ def test_a_tenth_of_the_budget_is_the_window(backbone, keep, rows, monkeypatch):
 
 def test_the_share_is_of_the_budget_in_scope(backbone, monkeypatch):
     """100 tokens of context compete: half of them is the budget, a fifth of that observes, out of the question."""
-    method = build_eviction("snapkv", window=0.2)
-    assert windows_of(backbone, method, 0.5, monkeypatch, scope="context") == [10, 10]
+    assert windows_of(backbone, build_eviction("snapkv", window=0.2), 0.5, monkeypatch, scope="context") == [10, 10]
 
 
 def test_chunks_need_a_number_of_rows():
@@ -306,11 +303,9 @@ def test_while_decoding_layers_keep_the_prompt_s_preferences():
     torch.testing.assert_close(later.scores_BhN[0, :, :8], matrix.view(prompt_views.KV_HEADS, -1, 12).mean(1)[:, :8])
     apart = [each.transpose(0, 1).reshape(prompt_views.KV_HEADS, -1, *each.shape[2:]) for each in (query, key)]
     apart[0] = query[0].view(prompt_views.KV_HEADS, -1, *query.shape[2:])
-    regions = prompt.regions_BN.expand(prompt_views.KV_HEADS, -1)
     rows = {key: each.expand(prompt_views.KV_HEADS, *each.shape[1:]) for key, each in rows.items()}
-    carried = first.carried[0][:, None]
-    given = (0, *apart, apart[1], regions, prompt.scale, method.needs)
-    by_head = method.score(View(*given, carried=carried, heads=prompt_views.KV_HEADS, **rows))
+    given = (0, *apart, apart[1], prompt.regions_BN.expand(prompt_views.KV_HEADS, -1), prompt.scale, method.needs)
+    by_head = method.score(View(*given, carried=first.carried[0][:, None], heads=prompt_views.KV_HEADS, **rows))
     torch.testing.assert_close(by_head.scores_BhN[:, 0], later.scores_BhN[0])
     assert by_head.weight_B.tolist() == first.weight_B.tolist() * prompt_views.KV_HEADS
 

@@ -158,10 +158,9 @@ def test_a_recorded_one_is_read_with_its_mean(tmp_path):
 def test_nothing_and_all_are_counted_over_layers_and_heads():
     competes = torch.ones(3, 6, dtype=torch.bool)
     recent = last_marked(competes, 2)
-    scores = Scores(torch.zeros(3, 2, 6), torch.zeros_like(competes))
     kept = recent[:, None].repeat(1, 2, 1)
     kept[1, 0, 0], kept[2] = True, True
-    one = thresholds.Older.of(kept, scores, competes, recent)
+    one = thresholds.Older.of(kept, Scores(torch.zeros(3, 2, 6), torch.zeros_like(competes)), competes, recent)
     assert (one.among.tolist(), one.kept.tolist(), one.safe.tolist()) == ([8] * 3, [0, 1, 8], [4] * 3)
     both = one + one
     refuses(r"keeps none of the entries of 'a'.*lower it", lambda: both.check(Threshold(-4, 2), ["a", "b", "c"]))

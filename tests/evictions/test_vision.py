@@ -30,9 +30,8 @@ def plain_elite(view, i, text, alpha):
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 0.9, 1.0])
 def test_importance_of_elite_tokens(alpha):
-    codes = PROMPTS["two images"]
     method = methods.AirCache(alpha=alpha)
-    for view in layer_views([codes, PROMPTS["text before and after"]], method.needs):
+    for view in layer_views([PROMPTS["two images"], PROMPTS["text before and after"]], method.needs):
         elite = plain_elite(view, 0, list(range(22, 27)), alpha)
         assert method.observers(view)[0].nonzero()[:, 0].tolist() == elite
         assert len(elite) == {0.0: 5, 1.0: 1}.get(alpha, len(elite))
