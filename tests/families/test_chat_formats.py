@@ -60,10 +60,8 @@ def test_a_prompt_has_its_parts(template, talk):
     assert text[asked.start : asked.end] == talk[-1]["content"]
     before = text[: asked.opening]
     assert len(talk) < 3 or before.endswith(talk[-2]["content"].strip()) or before.endswith(talk[-2]["content"])
-    told = SYSTEM["content"] if talk[0] is SYSTEM else ""
-    assert told in text[: rendered.system_end]
-    late = template is MISTRAL and len(talk) == 4
-    assert rendered.system_end == (asked.start if late else text.index("What is it?"))
+    assert (SYSTEM["content"] if talk[0] is SYSTEM else "") in text[: rendered.system_end]
+    assert rendered.system_end == (asked.start if template is MISTRAL and len(talk) == 4 else text.index("What is it?"))
 
 
 def test_special_tokens_that_people_write_are_text():
@@ -191,11 +189,10 @@ def test_an_answer_stands_behind_the_prompt_that_asks_for_it(name, said, learnt)
 def test_only_variables_that_the_template_reads_are_given_to_it():
     qwen3 = published("Qwen3")
     assert checked_variables(qwen3, {"enable_thinking": False}) == {"enable_thinking": False}
-    ends = {
+    assert {
         flag: rendered_prompt(qwen3, TALK[:1], enable_thinking=flag).text.rpartition("assistant\n")[2]
         for flag in (True, False)
-    }
-    assert ends == {True: "", False: "<think>\n\n</think>\n\n"}
+    } == {True: "", False: "<think>\n\n</think>\n\n"}
     assert checked_variables(published("gpt-oss"), {"reasoning_effort": "low"})
     assert checked_variables(None, None) == checked_variables(qwen3, {}) == {}
     for tokenizer, variables, words in (
@@ -293,8 +290,7 @@ def test_the_format_is_the_published_template(name):
 
 
 def test_yis_format_is_the_published_template(tiny_family):
-    family = layout_family(BackboneConfig("llava-hf/llava-v1.6-34b-hf", dtype="bfloat16"))
-    rendered = family.chat.render(
+    rendered = layout_family(BackboneConfig("llava-hf/llava-v1.6-34b-hf", dtype="bfloat16")).chat.render(
         [Turn("<image>\nwhat is left?", " red "), Turn("and now?")], "<image>", tiny_family.tokenizer
     )
     assert rendered.text == (

@@ -51,8 +51,7 @@ def read(encoded: bytes) -> np.ndarray:
 @pytest.mark.parametrize("kind", LOSSLESS)
 @pytest.mark.parametrize("orientation", STORED)
 def test_every_orientation_is_turned_upright_pixel_for_pixel(kind, orientation):
-    encoded = content(STORED[orientation], kind, exif=tagged(orientation), **LOSSLESS[kind])
-    assert np.array_equal(read(encoded), UPRIGHT)
+    assert np.array_equal(read(content(STORED[orientation], kind, exif=tagged(orientation), **LOSSLESS[kind])), UPRIGHT)
 
 
 @pytest.mark.parametrize("text", ['tiff:Orientation="6"', "<tiff:Orientation>6</tiff:Orientation>"])
@@ -135,11 +134,10 @@ def test_every_other_mode_is_converted(mode):
 
 @pytest.mark.parametrize(("size", "box"), [((6, 2), (0, 2, 6, 4)), ((2, 6), (2, 0, 4, 6)), ((3, 2), (0, 0, 3, 2))])
 def test_the_image_is_centred_on_the_fill_colour(size, box):
-    pixels = np.asarray(pad_to_square(Image.new("RGB", size, (255, 255, 255)), FILL))
     expected = np.full((max(size), max(size), 3), FILL, np.uint8)
     left, top, right, bottom = box
     expected[top:bottom, left:right] = 255
-    assert np.array_equal(pixels, expected)
+    assert np.array_equal(np.asarray(pad_to_square(Image.new("RGB", size, (255, 255, 255)), FILL)), expected)
 
 
 def test_a_video_is_images():

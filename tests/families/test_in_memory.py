@@ -76,9 +76,8 @@ def test_a_language_model_is_as_it_was(reducer):
 def test_a_model_that_sees_images_is_as_it_was():
     torch.manual_seed(0)
     bare, processor = build_model(text_layers=3).eval(), build_processor()
-    pixels = torch.randn(1, 3, 96, 96)
     ids = torch.cat([torch.tensor([[1, 20]]), torch.full((1, 64), 4), torch.tensor([[21, 22, 23]])], 1)
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": pixels}
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": torch.randn(1, 3, 96, 96)}
     before, parts = bare(**inputs).logits, parts_of(bare)
     model = SubTokenModel(bare, processor, reducer=build_reducer("fastv", 0.25), eviction="snapkv", eviction_keep=0.5)
     model.generate(**inputs, max_new_tokens=4)

@@ -135,11 +135,10 @@ def test_deep_features_meet_the_rows_that_are_there_and_count(deep_family):
 def test_merged_tokens_keep_their_targets_deep_features(deep_family):
     batch = batch_with(deep_family, PICTURES[0])
     result = compress(deep_family, name="visionzip", keep_ratio=0.5).run(batch)
-    kept = result.rows.index_BM[0]
     states = deep_family.visual_states(batch, "received")
     merged = compress(deep_family, name="visionzip", keep_ratio=0.5).reducer.merge(states, unread(states))
     assert len(merged.tokens[0]) == int(merged.slots[0].sum()) == int((result.rows.regions_BM == Region.VISUAL).sum())
-    shown = batch.regions_BN[0, kept] == Region.VISUAL
+    shown = batch.regions_BN[0, result.rows.index_BM[0]] == Region.VISUAL
     assert torch.equal(result.rows.deep_nBMD[:, 0, shown], states.deep[0][:, merged.slots[0]])
     assert not result.rows.deep_nBMD[:, 0, ~shown].any()
 
@@ -294,8 +293,7 @@ def test_logits_are_transformers_own(vlm, kind):
     else:
         assert torch.equal(logits, expected)
     gathered = compress(vlm, name="fastv", keep_ratio=1.0)
-    forced = gathered.logits(gathered.run(batch, force_gather=True))
-    torch.testing.assert_close(forced, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(gathered.logits(gathered.run(batch, force_gather=True)), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_video_is_bounded_like_a_few_images(vlm):

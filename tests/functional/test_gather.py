@@ -63,8 +63,7 @@ def test_a_number_depends_on_its_own_keys_only(keys, others, data):
     assert 0 <= alone.item() < 1
     place = data.draw(st.integers(0, len(others)))
     assert uniform_hash(torch.tensor([*others[:place], keys[0], *others[place:]]), *keys[1:])[place] == alone
-    as_tensors = [torch.tensor([[key]]) for key in keys]
-    assert uniform_hash(*as_tensors).item() == alone.item()
+    assert uniform_hash(*[torch.tensor([[key]]) for key in keys]).item() == alone.item()
 
 
 def test_uniform_over_consecutive_keys():

@@ -53,8 +53,7 @@ def test_a_product_has_the_gradients_of_its_steps(geometry, seed):
     value, logits = (random_scores(seed, 2, 3, width).requires_grad_() for width in (heads * head_dim, num_groups))
     fused = apply_group_mask(value, mask, heads, layout, slope=(logits, learns))
     steps = value * masks.straight_through(mask, logits, learns)[..., owners(*geometry)]
-    both = (torch.autograd.grad(each, (value, logits), each.detach()) for each in (fused, steps))
-    torch.testing.assert_close(*both)
+    torch.testing.assert_close(*(torch.autograd.grad(each, (value, logits), each.detach()) for each in (fused, steps)))
 
 
 @given(geometries(), SEEDS, DTYPES, st.sampled_from([1, 2]), st.booleans())

@@ -61,8 +61,7 @@ def test_mirrors_turn_to_the_axes_and_nothing_else(seed, shape, data):
     assert torch.allclose(
         key_axes.mirrored(key_axes.mirrored(key, mirrors, joint), mirrors, joint.mT), key, atol=1e-4, rtol=1e-4
     )
-    stays = (turn * channels[:, :, None]) @ turn.mT
-    assert torch.allclose(stays, axes[..., :kept] @ axes[..., :kept].mT, atol=4e-3)
+    assert torch.allclose((turn * channels[:, :, None]) @ turn.mT, axes[..., :kept] @ axes[..., :kept].mT, atol=4e-3)
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 10])
@@ -73,8 +72,7 @@ def test_few_keys_lose_nothing_whatever_queries_ask(count):
     marks[:, 0, count:] = False
     turn, channels = key_axes.turn_of(key, torch.arange(30)[None], marks, lengths, 10)
     read = as_read(key, turn.centre_Bh1d.float(), turn.mirrors_Bhdr, turn.joint_Bhrr, channels)
-    lost = (read - key).norm(dim=-1) / key.norm(dim=-1)
-    assert bool((lost[0, 0, :count] < 2e-3).all())
+    assert bool((((read - key).norm(dim=-1) / key.norm(dim=-1))[0, 0, :count] < 2e-3).all())
     other = key[:, 1:]
     assert torch.allclose(read[:, 1:], as_read(other, *turned(other, 10, lengths[:, 1:])), atol=5e-3)
 
@@ -117,8 +115,7 @@ def test_logits_are_the_release_s(word, kept):
     logits = query @ (centre + (key - centre) @ axes @ axes.mT).mT
     case = f"eviction_originals: logits of {kept} of 8 channels, {word}"
     near("rotatek", case, logits / size, golden / size, rtol=0, atol=1e-5)
-    stored = query @ as_read(key, *turned(key, kept, lengths)).mT
-    assert torch.allclose(stored / size, golden / size, rtol=0, atol=1e-3)
+    assert torch.allclose(query @ as_read(key, *turned(key, kept, lengths)).mT / size, golden / size, rtol=0, atol=1e-3)
 
 
 def plain_scores(query_BHNd, key_BhNd, asks_BN, kept_BhN):
@@ -126,9 +123,8 @@ def plain_scores(query_BHNd, key_BhNd, asks_BN, kept_BhN):
     batch, kv_heads, _, width = key_BhNd.shape
     scores = torch.zeros(batch, kv_heads, width)
     for sample, head in product(range(batch), range(kv_heads)):
-        group = query_BHNd[sample].unflatten(0, (kv_heads, -1))[head]
         asks, keys = (
-            group[:, asks_BN[sample]].flatten(0, 1).float(),
+            query_BHNd[sample].unflatten(0, (kv_heads, -1))[head][:, asks_BN[sample]].flatten(0, 1).float(),
             key_BhNd[sample, head, kept_BhN[sample, head]].float(),
         )
         scores[sample, head] = (asks.square().mean(0) * keys.square().mean(0)).nan_to_num(0.0)
@@ -214,8 +210,7 @@ def normal(*shape, seed=0):
 def case(width=6, kv_heads=2, queries=3, entries=200, model=10):
     """Values of unlike channels, and an output projection."""
     mix = normal(kv_heads, width, width, seed=1) * torch.logspace(0, -2, width, dtype=torch.float64)
-    values_hnd = normal(kv_heads, entries, width) @ mix.transpose(-1, -2)
-    return values_hnd, normal(model, kv_heads * queries * width, seed=2)
+    return normal(kv_heads, entries, width) @ mix.transpose(-1, -2), normal(model, kv_heads * queries * width, seed=2)
 
 
 def moments(values_hnd):
@@ -237,8 +232,7 @@ def test_the_output_stays_and_a_group_s_length_is_what_it_adds(queries):
         some = torch.cat([mapped[head][:, :2], torch.zeros_like(mapped[head][:, 2:])], 1)
         own = weight.split(6, 1)[queries * head : queries * (head + 1)]
         assert torch.allclose(metric[head], sum(part.T @ part for part in own) / queries)
-        parts = [part @ back[head] for part in own]
-        outputs = sum((some @ part.T).pow(2).sum(-1) for part in parts) / queries
+        outputs = sum((some @ part.T).pow(2).sum(-1) for part in [part @ back[head] for part in own]) / queries
         lengths = some.pow(2).sum(-1)
         assert torch.allclose(outputs / lengths, (outputs / lengths)[:1])
 

@@ -79,8 +79,7 @@ def test_golden_of_the_factory(shared, kind):
     params, tensors = load(shared, f"merge_{kind}")
     key, value, chosen = tensors["keys"], tensors["values"], tensors["selected_positions"]
     length = key.shape[2]
-    recent = torch.arange(length - params["window_size"], length).expand(*chosen.shape[:2], -1)
-    places = torch.cat([chosen, recent], 2)
+    places = torch.cat([chosen, torch.arange(length - params["window_size"], length).expand(*chosen.shape[:2], -1)], 2)
     keep = torch.zeros(key.shape[:3], dtype=torch.bool).scatter(2, places, True)
     got = merged(kind, key, value, keep, torch.ones(len(key), length, dtype=torch.bool))
     for name, ours in zip(("keys_out", "values_out"), got, strict=True):
