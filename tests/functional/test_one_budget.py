@@ -71,8 +71,7 @@ def slow_best(key, logits, competes, always, costs, budget_B, pooled):
 @given(levels=st.sampled_from([None, 1, 2, 4]), share=st.fractions(0, 1), **DRAWN)
 def test_equals_the_plain_greedy(sizes, costs, seed, levels, dtype, pooled, share):
     key, logits, competes, always = drawn(seed, sizes, levels, dtype)
-    entry = (costs.key + sizes[3] * costs.group) * (sizes[1] if pooled else 1)
-    budget_B = budget_bytes(competes.sum(-1), entry, share)
+    budget_B = budget_bytes(competes.sum(-1), (costs.key + sizes[3] * costs.group) * (sizes[1] if pooled else 1), share)
     found = best_in_bytes(key, logits, competes[:, None], always[:, None], costs, budget_B, pooled)
     for own, expected in zip(found, slow_best(key, logits, competes, always, costs, budget_B, pooled), strict=True):
         assert torch.equal(own, expected)

@@ -137,8 +137,7 @@ def check(cell, batch, method=None, chunks=(7,), protocol="query_aware", scope="
     backbone = backbone_of({**PLAIN_LEVELS, **cell})
     kind, side = batch.split("_")
     batch = prompts(backbone.family, kind, side == "left")
-    keep = 0.4 if method and "threshold" not in further else 1.0
-    compression = Compression(method, keep, scope=scope, **further)
+    compression = Compression(method, 0.4 if method and "threshold" not in further else 1.0, scope=scope, **further)
     plan, logits = compressed_by(backbone, batch, compression, protocol)
     for chunk in chunks:
         found, near = compressed_by(backbone, batch, replace(compression, prefill_chunk=chunk), protocol)

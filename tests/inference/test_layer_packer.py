@@ -82,8 +82,7 @@ def test_ledger_report_and_shares_are_the_stored_bytes(routing, method, kv_dtype
         assert saved == other.region_bytes - share.region_bytes
         assert (saved + basis + index > 0) == (share.entries_before > 0)
         if kv_dtype == "model":
-            saved_keys = (other.keys_after - share.keys_after) * shape.side_bytes
-            assert saved_keys == pytest.approx(saved + index + basis)
+            assert (other.keys_after - share.keys_after) * shape.side_bytes == pytest.approx(saved + index + basis)
     assert kv_dtype != "model" or told.payload_bytes == told.ledger.bytes_of(with_index=False)
     if routing is None and method != "own":
         rows = sum(block.rows.nbytes for x in cache.layers for block in x.blocks if block.rows is not None)

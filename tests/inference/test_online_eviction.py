@@ -65,8 +65,7 @@ def name_of(cell: dict[str, str]) -> str:
     return "-".join(cell[name] for name in FACTORS)
 
 
-CELLS = cells()
-DRAWN = sorted(CELLS, key=lambda cell: hashlib.sha256(name_of(cell).encode()).digest())
+DRAWN = sorted(cells(), key=lambda cell: hashlib.sha256(name_of(cell).encode()).digest())
 
 
 def compression_of(cell: dict[str, str], **changed) -> Compression:
@@ -306,8 +305,7 @@ def reading(keep, **settings):
 def test_every_step_reads_the_pages_that_it_chooses(keep, pad_left, protocol):
     """Long contexts of unlike lengths, grouped heads; other steps choose other pages."""
     backbone = backbone_of(CELL)
-    batch = text_batch([(120, 6, 0), (61, 9, 0), (40, 1, 0)], pad_left)
-    got = decoded(backbone, batch, 8, reading(keep), protocol)
+    got = decoded(backbone, text_batch([(120, 6, 0), (61, 9, 0), (40, 1, 0)], pad_left), 8, reading(keep), protocol)
     for sample, (truth, tokens) in enumerate(zip(got.truths, got.tokens_BT, strict=True)):
         assert (got.logits_BTV[sample] - recompute(backbone, truth, tokens[:-1])).abs().max() < 1e-4
         for layer in truth.layers:

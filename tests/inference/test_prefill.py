@@ -112,9 +112,8 @@ def reads(layers, routed=False, reducer=None, options=None, **compression):
     return [each for each in found if not each.startswith("aten::lift_fresh at families/decoder.py")]
 
 
-WITH_IMAGE = ("aircache", "tgv_kv", "meda")
 READING = ("q_filter",)  # the directions of a prompt's own queries are found in fp64, on a CPU
-OF_TEXT = [name for name in EVICTIONS if name not in (*WITH_IMAGE, *READING)]
+OF_TEXT = [name for name in EVICTIONS if name not in ("aircache", "tgv_kv", "meda", *READING)]
 AROUND = ["ada(snapkv)", "critical(snapkv)", "chunk(critical(knorm))", "lkv(snapkv)", "pooled(snapkv)"]
 HALF = {"keep": 0.5, "scope": "all"}
 READS = [
@@ -207,8 +206,7 @@ def run(kind, batch="one_left", move=None):
     if move is not None:
         backbone.to(*move)
         given = on_device(given, move[0])
-    cache = PackedCache(backbone.family.shape.num_layers)
-    return prefill(backbone, given, cache, Compression(**compression)).logits_BV
+    return prefill(backbone, given, PackedCache(backbone.family.shape.num_layers), Compression(**compression)).logits_BV
 
 
 @pytest.fixture

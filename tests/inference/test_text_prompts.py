@@ -233,8 +233,7 @@ def test_qwen_regions_and_images(tmp_path, pad_left):
     assert torch.equal(batch.rank_position_B, expected.rank_position_B)
     assert batch.images_per_sample_B.tolist() == [1, 2, 0]
     backbone = compress(family, name="fastv", keep_ratio=0.5)
-    logits = [prefill(backbone, x, PackedCache(4), Compression()).logits_BV for x in (batch, expected)]
-    assert torch.equal(*logits)
+    assert torch.equal(*[prefill(backbone, x, PackedCache(4), Compression()).logits_BV for x in (batch, expected)])
 
 
 def text_ids(lengths, pad_left):

@@ -320,8 +320,7 @@ def test_padded_tails_rooms_and_rounded_pieces(
 ):
     """The two paths agree where the dense comparison does not reach; what lies behind the tail's end is not read."""
     kv_heads, query_heads, width, num_groups = shape
-    state = dense(seed, 3, kv_heads, 21, width, num_groups, share, sets, layout, bits)
-    blocks, reach = state.layer().blocks, None
+    blocks, reach = dense(seed, 3, kv_heads, 21, width, num_groups, share, sets, layout, bits).layer().blocks, None
     length, generator = 5 + new, torch.Generator().manual_seed(seed)
     keys, values = (states(seed + i, 3, kv_heads, length + room, width) for i in (1, 2))
     query = states(seed + 3, 3, kv_heads * query_heads, new, width)

@@ -115,9 +115,8 @@ def test_a_stored_mean_is_paid_with_groups():
 def test_a_mean_is_stored_once_per_sample_and_routed_layer(samples):
     tokens, budget = {"visual": 64 * samples, "query": 9, "context": 0}, KVBudget(0.25, 16, 4, fill="mean")
     given = {"cut_layer": 1, "samples": samples}
-    with_mean = nominal_ledger(TINY, tokens, budget, **given).bytes_of()
     without = nominal_ledger(TINY, tokens, KVBudget(0.25, 16, 4), **given).bytes_of()
-    assert with_mean - without == samples * 3 * TINY.side_bytes
+    assert nominal_ledger(TINY, tokens, budget, **given).bytes_of() - without == samples * 3 * TINY.side_bytes
 
 
 SIZE = DecoderSize(hidden=32, intermediate=48, num_heads=4, num_kv_heads=2, head_dim=8, vocabulary=40)
@@ -165,8 +164,7 @@ def test_against_the_counter_of_torch(first_trained):
     lengths = torch.full((BATCH,), ROWS)
     formula = float(flops.layers(lengths, 0, LAYERS) + flops.head(lengths))
     # the counter sees whole attention matrices: add the pairs that causal kernels skip
-    skipped = BATCH * ROWS * (ROWS - 1) / 2
-    formula += skipped * sum(map(flops.per_pair, range(LAYERS)))
+    formula += BATCH * ROWS * (ROWS - 1) / 2 * sum(map(flops.per_pair, range(LAYERS)))
     formula += first_trained * 2 * adapter * BATCH * ROWS  # adapters that do not train still run forward
     # the first trained layer's input needs no gradient: of its backward pass, only what lies behind v's adapter runs
     q_and_k = SIZE.hidden * SIZE.head_dim * (SIZE.num_heads + SIZE.num_kv_heads)
@@ -259,8 +257,7 @@ def test_any_plan_equals_the_loops(sizes, num_groups, seed, grouped):
             expected[0, region.label, "key_bytes"] += 2 * 8 * 2
             expected[0, region.label, "value_bytes"] += 2 * 8 * 2 // num_groups * kept
             expected[0, region.label, "index_bytes"] += (num_groups + 7) // 8 if named and kept < num_groups else 0
-    plan = Plan([LayerPlan(entries, groups if grouped else None)])
-    assert totals(measured_ledger(plan, regions, shape)) == +expected
+    assert totals(measured_ledger(Plan([LayerPlan(entries, groups if grouped else None)]), regions, shape)) == +expected
 
 
 def test_a_region_that_an_eviction_empties_takes_nothing():

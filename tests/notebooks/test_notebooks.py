@@ -72,8 +72,7 @@ def test_own_text(smollm2, capsys):
 @pytest.mark.slow
 def test_pictures(elsewhere, capsys):
     scope, shown = run_notebook(FOLDER / "03_pictures.ipynb")
-    ahead = r"router less tiny_fastv25_s64k16_best_lf4_anchor-seed0: \+.*ahead"
-    assert re.search(ahead, capsys.readouterr().out)
+    assert re.search(r"router less tiny_fastv25_s64k16_best_lf4_anchor-seed0: \+.*ahead", capsys.readouterr().out)
     assert scope["model"].cache_report().realised_fraction == pytest.approx(0.15625)
     assert [image.size for image in shown] == [(192, 192), (288, 288)]
 
