@@ -157,7 +157,6 @@ def test_an_eviction_after_the_question_is_warned_about(protocol):
 
 
 FAMILY = text_family()
-COMPRESSION = Compression(build_eviction("snapkv", window=2), keep=0.3)
 
 
 def runner(batch_size=1, compression=None, protocol="query_aware"):
@@ -174,8 +173,7 @@ def requests(seed=0):
     def ids(count):
         return tuple(chance.randrange(10, 60) for _ in range(count))
 
-    prompts = [ids(length) for length in (9, 20, 5, 14)]
-    asked = [(prompt, ids(chance.randint(1, 4))) for prompt in prompts * 3]
+    asked = [(prompt, ids(chance.randint(1, 4))) for prompt in [ids(length) for length in (9, 20, 5, 14)] * 3]
     chance.shuffle(asked)
     return asked
 
@@ -212,7 +210,7 @@ def test_scores_come_in_order_are_those_of_the_whole_text_and_share_passes(monke
 @sampled("protocol", ["query_aware", "context_first"], every=2)
 def test_the_batch_size_changes_nothing(protocol):
     asked = requests(1)
-    one, eight = (runner(size, COMPRESSION, protocol) for size in (1, 8))
+    one, eight = (runner(size, Compression(build_eviction("snapkv", window=2), keep=0.3), protocol) for size in (1, 8))
     first, other = ([*zip(*subject.score(asked, lambda *_: None), strict=True)] for subject in (one, eight))
     assert (other[0], other[1]) == (pytest.approx(first[0], abs=1e-4), first[1])
     questions = [(prompt, harness.GreedySettings(3 + len(after) % 2, ())) for prompt, after in asked]

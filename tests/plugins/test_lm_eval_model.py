@@ -33,10 +33,6 @@ ANSWER = {
 EVICTED = {"eviction": "snapkv", "eviction_keep": 0.3, "eviction_options": "window=4", "context": 12}
 
 
-def task(config):
-    return ConfigurableTask(config={**COMMON, **config})
-
-
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch):
     """The harness asks pip and the drivers for a second, every time."""
@@ -61,8 +57,8 @@ def ours(backbone, **given):
 
 def evaluate(model, config, **further):
     return lm_eval.simple_evaluate(
-        model=model, tasks=[task(config)], task_manager=TaskManager(include_defaults=False), bootstrap_iters=0,
-        **{"num_fewshot": 0, **further},
+        model=model, tasks=[ConfigurableTask(config={**COMMON, **config})], bootstrap_iters=0,
+        task_manager=TaskManager(include_defaults=False), **{"num_fewshot": 0, **further},
     )  # fmt: skip
 
 
@@ -77,8 +73,7 @@ def request(kind, *arguments):
 
 @sampled("fewshot", [0, 2], every=2)
 def test_uncompressed_scores_are_those_of_the_harness_model(backbone, reference, fewshot):
-    model = ours(backbone)
-    got, wanted = (evaluate(each, CHOICE, num_fewshot=fewshot) for each in (model, reference))
+    got, wanted = (evaluate(each, CHOICE, num_fewshot=fewshot) for each in (ours(backbone), reference))
     assert got["results"]["choice"]["acc,none"] == wanted["results"]["choice"]["acc,none"]
     for (value, greedy), (other, same) in zip(responses(got, "choice"), responses(wanted, "choice"), strict=True):
         assert (value, greedy) == (pytest.approx(other, abs=1e-4), same)
@@ -97,8 +92,7 @@ def test_compressed_scores_differ_and_say_what_was_kept(backbone, reference):
     model = ours(backbone, **EVICTED, protocol="context_first")
     results = evaluate(model, CHOICE)
     wanted = responses(evaluate(reference, CHOICE), "choice")
-    changes = [abs(a - b) for (a, _), (b, _) in zip(responses(results, "choice"), wanted, strict=True)]
-    assert min(changes) > 1e-4
+    assert min(abs(a - b) for (a, _), (b, _) in zip(responses(results, "choice"), wanted, strict=True)) > 1e-4
     info = results["config"]["subtoken"]
     assert info["arguments"]["eviction"] == "snapkv"
     assert 0.1 < info["region_fraction_measured"] <= 0.3

@@ -79,8 +79,7 @@ def test_the_eviction_before_the_question_keeps_the_same_with_one_set_for_all_he
         places = [[set(row[row >= 0].tolist()) for row in part.entries_BN] for part in opened.plan.layers]
         return opened.logits_BV, places
 
-    shared = Shared(**asdict(EVICTIONS[name]))
-    evicted, of_eviction = kept(compress(family), Compression(shared, 0.5), "context_first")
+    evicted, of_eviction = kept(compress(family), Compression(Shared(**asdict(EVICTIONS[name])), 0.5), "context_first")
     reducer = compress(family, **{"name": name, "keep_ratio": 0.5, **SHORT[name]})
     reduced, of_reducer = kept(reducer, Compression(), "context_first")
     assert of_reducer == of_eviction
@@ -220,16 +219,14 @@ def by_hand_of_quest(scores, tokens, page_size, window, kept):
 )  # fmt: skip
 def test_what_stays_by_a_plain_loop(lengths, page_size, window, percent, pad, seed):
     """Exactly the budget of every sample, whatever its length, its neighbours and its padding."""
-    reducer = quest(percent / 100, page_size=page_size, window=window)
     view = context_view([[Region.SYSTEM] + [Region.CONTEXT] * n + [Region.QUERY] * 2 for n in lengths], pad, seed)
-    kept = reducer.keep_context(view)
+    kept = quest(percent / 100, page_size=page_size, window=window).keep_context(view)
     page = page_index(view.in_scope_BN, page_size)
     scores = page_scores(view.query_BHNd, view.asks_BN, *page_bounds(view.key_BhNd, page, 40))
     for sample, tokens in enumerate(lengths):
         count = max(1, tokens * percent // 100) if tokens else 0
         expected = by_hand_of_quest(scores[sample].tolist(), tokens, page_size, min(window, count // 2), count)
-        rows = view.in_scope_BN[sample].nonzero()[:, 0]
-        assert set(kept[sample, rows].nonzero()[:, 0].tolist()) == expected
+        assert set(kept[sample, view.in_scope_BN[sample].nonzero()[:, 0]].nonzero()[:, 0].tolist()) == expected
         assert int(kept[sample].sum()) == count
 
 

@@ -75,10 +75,9 @@ def test_every_family_keeps_what_the_loops_choose_of_its_embeddings(family_name,
 
 def look(embeds, codes, read=(), last=None):
     """A view of one sample without attention: asking for any is an error."""
-    regions = torch.tensor([codes])
     marks = torch.tensor([[place in read for place in range(len(codes))]])
     last = torch.tensor([len(codes) - 1 if last is None else last])
-    return View(regions_BN=regions, protected_BN=marks, rank_position_B=last, hidden_BND=embeds)
+    return View(regions_BN=torch.tensor([codes]), protected_BN=marks, rank_position_B=last, hidden_BND=embeds)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -88,8 +87,7 @@ def test_one_token_stays_of_any_picture_and_alike_ones_go_by_their_index(name, d
     assert reducer.select(look(random_scores(0, 1, 10, 6, dtype=dtype), codes))[0].sum() == 4
     alike = torch.ones(1, 10, 6, dtype=dtype)
     assert reducer.select(look(alike, codes))[0][0].nonzero()[:, 0].tolist() == [1, 2, 8, 9]
-    half = build_reducer(name, 0.5).select(look(alike, codes))[0]
-    assert half[0].nonzero()[:, 0].tolist() == [1, 2, 3, 4, 8, 9]
+    assert build_reducer(name, 0.5).select(look(alike, codes))[0][0].nonzero()[:, 0].tolist() == [1, 2, 3, 4, 8, 9]
     assert reducer.select(look(random_scores(1, 1, 3, 6, dtype=dtype), [S, V, Q]))[0].all()
 
 
@@ -245,8 +243,7 @@ def test_counts_are_exact_and_each_video_keeps_its_share(name, videos, thousandt
         places.append(list(range(len(codes), len(codes) + video.total)))
         codes += [V] * video.total + [Q]
     reducer = build_reducer(name, ratio, round_up)
-    view = video_view(random_scores(seed, 1, len(codes) + 1, 4, levels=2), [*codes, P], videos)
-    keep = reducer.select(view)[0][0]
+    keep = reducer.select(video_view(random_scores(seed, 1, len(codes) + 1, 4, levels=2), [*codes, P], videos))[0][0]
     total = sum(video.total for video in videos)
     counts = shared_out([video.total for video in videos], kept_count(total, ratio, round_up))
     assert int(keep[torch.tensor([*codes, P]) == V].sum()) == kept_count(total, ratio, round_up) * bool(total)

@@ -61,11 +61,10 @@ class Golden:
         params, self.tensors = load(shared, "fastv_official")
         self.layer = params["agg_layer_K"]
         self.keep_ratio = params["attention_rank_keep"] / params["image_token_length"]
-        width = params["H"] * params["D"]
         of = "weight."
         weights = {name.removeprefix(of): tensor for name, tensor in self.tensors.items() if name.startswith(of)}
         config = LlamaConfig(
-            vocab_size=len(weights["embed_tokens.weight"]), hidden_size=width,
+            vocab_size=len(weights["embed_tokens.weight"]), hidden_size=params["H"] * params["D"],
             intermediate_size=len(weights["layers.0.mlp.up_proj.weight"]), num_hidden_layers=params["L"],
             num_attention_heads=params["H"], num_key_value_heads=params["H"], rms_norm_eps=params["rms_norm_eps"],
             hidden_act=params["hidden_act"],
@@ -94,8 +93,7 @@ def golden(shared):
 
 
 def test_golden_model_is_the_officials(golden):
-    hidden = golden.family.run_layers(golden.family.embeds, golden.visible, golden.positions)
-    ours = golden.family.model.norm(hidden)
+    ours = golden.family.model.norm(golden.family.run_layers(golden.family.embeds, golden.visible, golden.positions))
     near("fastv", "fastv_official: every token", ours, golden.tensors["full_last_hidden"], atol=1e-4)
 
 
@@ -229,8 +227,7 @@ def test_who_joins_equals_a_plain_loop(shape, count, levels, share, dtype, seed)
     assert nothing is None
     assert torch.equal(keep, plain)
     for sample in range(shape[0]):
-        own = (part[sample].tolist() for part in (scores, regions, read))
-        whole, slot, members = merged_by_loop(*own, count)
+        whole, slot, members = merged_by_loop(*(part[sample].tolist() for part in (scores, regions, read)), count)
         expected = list(range(shape[1]))
         for row in members:
             expected[row] = slot

@@ -182,8 +182,7 @@ def check_apart(name, own, groups, ratio, lengths):
         ours, its = (reducer.layer_tokens(tokens, DEPTH) for reducer in (routed, anchor))
         assert ours[:cut] == its[:cut] == [tokens] * cut
         assert all(0 < low <= high <= tokens for counts in (ours, its) for high, low in pairwise(counts))
-        apart = (sum(its[cut:]) - each * sum(ours[cut:])) / Fraction(DEPTH)
-        assert 0 <= apart < 1, (ratio, tokens, ours, its)
+        assert 0 <= (sum(its[cut:]) - each * sum(ours[cut:])) / Fraction(DEPTH) < 1, (ratio, tokens, ours, its)
 
 
 @sampled(("name", "own"), CASES, every=3)

@@ -272,11 +272,10 @@ def test_golden_scores_and_masks(shared):
 
     nothing = torch.zeros_like(asking)
     for layer, keep in zip(params["layers"], params["keep"], strict=True):
-        number = torch.tensor([keep])
         view = View(layer=layer + 1, regions_BN=regions, raters_BN=asking, attention=blocks, rotary_pull=pulls)
         scores = build_reducer("sparsevlm", 0.5).scores(view)
         near("sparsevlm", "sparsevlm: scores", scores[:, start : start + count], tensors[f"score_layer{layer}"])
-        mask = keep_ranked(scores, regions, nothing, number, False)[0][:, start : start + count]
+        mask = keep_ranked(scores, regions, nothing, torch.tensor([keep]), False)[0][:, start : start + count]
         alike("sparsevlm", "sparsevlm", mask, tensors[f"mask_layer{layer}"])
 
 
@@ -286,8 +285,7 @@ def test_lists_are_the_releases_at_their_own_averages(version):
     for kept, held in zip(RELEASED[version], staged.LISTS[version], strict=True):
         before = 576
         for keep, left in zip(kept, held, strict=True):
-            dropped = before - keep
-            assert left == keep + (0 if version == 2 else int((int(dropped * 0.3) + 1) / 10) + 1)
+            assert left == keep + (0 if version == 2 else int((int((before - keep) * 0.3) + 1) / 10) + 1)
             assert version == 2 or staged.kept_of(before, left) == keep
             before = left
         average = Fraction(3 * 576 + 4 * held[0] + 9 * held[1] + 16 * held[2], 32 * 576)
@@ -417,8 +415,7 @@ def test_without_text_the_last_token_rates_and_a_text_without_a_rater_rates_whol
 def test_gradients_reach_recycled_rows_and_routers_above_the_first_cut(tiny_family):
     backbone = compress(tiny_family, RoutingConfig("linear", 8, 3), name="sparsevlm", keep_ratio=0.6)
     below = []
-    first = backbone.family.decoder.layers[0]
-    first.register_forward_hook(lambda _, __, out: below.append(out) or out.retain_grad())
+    backbone.family.decoder.layers[0].register_forward_hook(lambda _, __, out: below.append(out) or out.retain_grad())
     result = backbone.run(make_batch([(1, 9)]))
     backbone.logits(result).square().mean().backward()
     touched = below[0].grad[0].abs().sum(-1) > 0

@@ -25,8 +25,6 @@ from tests.support.tiny.qwen import qwen_family
 from tests.support.truth_cells import difference
 from tests.support.truth_models import FAMILIES, TEXT, family_of, prompts
 
-SEEING = [name for name in FAMILIES if name not in TEXT]
-
 
 def by_loops(tokens, received, count, important):
     """The method read plainly, one image: places that stay."""
@@ -78,7 +76,7 @@ def test_alike_tokens_go_in_the_order_of_their_index_and_bf16_is_compared_in_fp3
     assert kept(build_reducer("vispruner", 0.5), states) == by_loops(rows.float(), states.received[0], 10, 5)
 
 
-@sampled("name", SEEING, every=3)
+@sampled("name", [name for name in FAMILIES if name not in TEXT], every=3)
 @pytest.mark.parametrize("reducer", ["vispruner", "prunesid"])
 def test_every_tower_serves_it_and_a_batch_is_its_samples(name, reducer):
     family = family_of(name)
@@ -301,8 +299,7 @@ def test_statistics_are_the_last_layers_with_heads_unsplit(tiny_family, feature_
     hidden, last = tower(batch.pixel_values, output_hidden_states=True).hidden_states, tower.encoder.layers[-1]
     normed = last.layer_norm1(hidden[-2])
     query, key = last.self_attn.q_proj(normed), last.self_attn.k_proj(normed)
-    attention = (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1)
-    torch.testing.assert_close(states.received[0], attention[0, 0, 1:])
+    torch.testing.assert_close(states.received[0], (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1)[0, 0, 1:])
     torch.testing.assert_close(states.keys[0], key[0, 1:])
     assert torch.equal(states.tokens[0], hidden[feature_layer][0, 1:])
     assert not torch.allclose(states.received[0], class_attention(last.self_attn, normed)[0][0], rtol=1e-3)
@@ -343,9 +340,8 @@ def test_packed_is_truth_where_images_keep_different_counts(monkeypatch, family,
 
 
 def test_an_arm_whose_images_choose_has_no_solved_anchor(capsys):
-    source = str(recipe("tiny_visionzip25_s16k4"))
     argv = ["--model.reducer.name=prumerge", "--model.reducer.adaptive=true"]
-    assert main(["check", "--config", source, "--offline", *argv]) == 0
+    assert main(["check", "--config", str(recipe("tiny_visionzip25_s16k4")), "--offline", *argv]) == 0
     out = capsys.readouterr().out
     assert "prumerge, keeps 0.25 (at most 16 of 64), plus=False, adaptive=True" in out
     assert "matched anchor: none, images keep different numbers of tokens; these bytes are the maximum" in out

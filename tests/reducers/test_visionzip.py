@@ -19,10 +19,9 @@ LAYOUT = TileLayout(((24, 48), (48, 24), (48, 48), (72, 24), (24, 72)), 24, 3)
 
 
 def test_class_attention_is_that_of_the_eager_tower(tiny_family):
-    pixels = make_batch([(2, 5)]).pixel_values
     tower = tiny_family.model.model.vision_tower
     tower.set_attn_implementation("eager")
-    outputs = tower(pixels, output_hidden_states=True, output_attentions=True)
+    outputs = tower(make_batch([(2, 5)]).pixel_values, output_hidden_states=True, output_attentions=True)
     layer = tower.encoder.layers[2]
     received, keys = class_attention(layer.self_attn, layer.layer_norm1(outputs.hidden_states[2]))
     torch.testing.assert_close(received, outputs.attentions[2][:, :, 0, 1:].sum(1))
@@ -133,10 +132,9 @@ def test_the_budget_counts_every_placeholder(name, round_up, high, wide, ratio):
 def plain(states: VisualStates, kept: int) -> torch.Tensor:
     """Tile by tile as on LLaVA-1.5, then the release's order."""
     tokens, received, keys, tiles = (part[0] for part in (states.tokens, states.received, states.keys, states.tiles))
-    counts = [int((tiles == tile).sum()) for tile in range(len(states.cls[0]))]
     dominant_rows, classes, contextual = [], [], []
     first = None
-    for tile, share in enumerate(tile_shares(counts, kept)):
+    for tile, share in enumerate(tile_shares([int((tiles == tile).sum()) for tile in range(len(states.cls[0]))], kept)):
         if not share:
             continue
         own = [place for place in range(len(tiles)) if tiles[place] == tile]

@@ -75,12 +75,11 @@ def test_only_dropped_groups_of_routed_values_change(tiny_family, selector, layo
 def test_a_ranked_budget_follows_the_reducer(tiny_family, monkeypatch, name, pad_left):
     """Counts fall with the score that the reducer gave each token, two images of a sample ranked together."""
     sharpen(tiny_family)
-    batch = make_batch(MIXED, pad_left)
     reducer = {"name": name.partition(",")[0], "keep_ratio": 0.25, **REDUCERS[name]}
     backbone = compress(tiny_family, RoutingConfig(budget="ranked"), **reducer)
     seen, scores_of = [], backbone.reducer.scores
     monkeypatch.setattr(type(backbone.reducer), "scores", lambda _, view: seen.append(scores_of(view)) or seen[-1])
-    result = backbone.run(batch, pad_left=pad_left)
+    result = backbone.run(make_batch(MIXED, pad_left), pad_left=pad_left)
     assert len(seen) == 1
     rows, state = result.rows, result.state
     for sample, tokens in enumerate((16, 32, 0)):
@@ -99,11 +98,10 @@ def test_a_ranked_budget_needs_a_ranking(tiny_family, reducer):
 
 @pytest.mark.parametrize("selector", SELECTORS)
 def test_balance_is_of_the_routed_tokens_and_only_for_learned_routers(tiny_family, selector):
-    batch = make_batch(MIXED)
     backbone = compress(tiny_family, RoutingConfig(selector=selector))
     logits = []
     backbone.bank.selectors[2].register_forward_hook(lambda _, __, scores: logits.append(scores))
-    state = backbone.run(batch).state
+    state = backbone.run(make_batch(MIXED)).state
     if not backbone.bank.learned:
         assert not state.choices
         assert state.mean_balance().item() == 0
@@ -122,8 +120,7 @@ def test_hooks_are_inactive_outside_the_block(tiny_family):
     calls = []
     for layer, selector in enumerate(backbone.bank.selectors):
         selector.register_forward_hook(lambda *_, layer=layer: calls.append(layer))
-    hidden = tiny_family.embed(batch)
-    tiny_family.run_layers(hidden, batch.regions_BN != Region.PADDING, tiny_family.positions(batch))
+    tiny_family.run_layers(tiny_family.embed(batch), batch.regions_BN != Region.PADDING, tiny_family.positions(batch))
     assert calls == []
     cache = DynamicCache(config=tiny_family.decoder.config)
     backbone.run(batch, cache=cache)
@@ -175,9 +172,8 @@ def test_the_query_summary_is_the_mean_over_the_query_up_to_the_ranking_token(ti
     hidden, summary = views[0].hidden_BND, views[0].query_summary_BD
     for sample, rank in enumerate(batch.rank_position_B.tolist()):
         rows = [n for n in range(rank + 1) if batch.regions_BN[sample, n] == Region.QUERY]
-        expected = hidden[sample, rows].mean(0) if rows else torch.zeros(128)
         assert len(rows) == [5, 3, 0][sample]
-        assert torch.allclose(summary[sample], expected, atol=1e-6)
+        assert torch.allclose(summary[sample], hidden[sample, rows].mean(0) if rows else torch.zeros(128), atol=1e-6)
 
 
 BATCH = [(1, 9), (0, 6)]
@@ -314,8 +310,7 @@ def test_the_exact_gradient_against_finite_differences(tiny_family, routing):
     tiny_family.model.double()
     backbone, batch = compress(tiny_family, routing), make_batch(MIXED[:1])
     set_betas(backbone, 0.5)
-    projection = tiny_family.decoder.layers[0].self_attn.v_proj.weight.requires_grad_(True)
-    learnt, place, step = projection, (5, 7), 1e-3
+    learnt, place, step = tiny_family.decoder.layers[0].self_attn.v_proj.weight.requires_grad_(True), (5, 7), 1e-3
     if routing.value_gate:
         learnt, place, step = backbone.bank.selectors[0].token.bias, 3, 0.05
     answer_like_loss(backbone, backbone.run(batch)).backward()
@@ -408,7 +403,6 @@ def test_norms_are_of_what_is_left_without_the_fill(tiny_family, selector):
         mean = (value * weight).sum(1, keepdim=True) / weight.sum(1, keepdim=True)
         norms = split_groups(value - mean, 16, tiny_family.shape.num_kv_heads).norm(dim=-1)
         plain = split_groups(value, 16, tiny_family.shape.num_kv_heads).norm(dim=-1)
-        kept = state.masks[LAYER][state.routed_BN]
         best = [set(row.topk(4).indices.tolist()) for row in norms[state.routed_BN]]
-        assert best == [set(row.nonzero()[:, 0].tolist()) for row in kept]
+        assert best == [set(row.nonzero()[:, 0].tolist()) for row in state.masks[LAYER][state.routed_BN]]
         assert best != [set(row.topk(4).indices.tolist()) for row in plain[state.routed_BN]]

@@ -135,8 +135,7 @@ def test_a_marked_system_prompt_is_the_context_of_a_chat():
     told = {"role": "developer", "content": [text_part(document, cache_control={"type": "ephemeral", "ttl": "1h"})]}
     talk = [told, *({"role": role, "content": role} for role in ("user", "assistant", "user"))]
     whole = [{"role": "system", "content": document}, *talk[1:]]
-    spec = ArmSpec(backbone="random", eviction="knorm", eviction_keep=0.25)
-    with serving_model(spec, LIMITS, model=model) as served:
+    with serving_model(ArmSpec(backbone="random", eviction="knorm", eviction_keep=0.25), LIMITS, model=model) as served:
         first, reply = served.ask([told, {"role": "user", "content": "What ?"}]), served.ask(talk)
         assert reply.usage.prompt_tokens_details.cached_tokens > 200
         assert reply.usage.prompt_tokens == model.inputs(whole)["input_ids"].shape[1]
@@ -264,8 +263,7 @@ def test_other_refusals(llama):
 
 
 def test_a_question_reader_keeps_no_context():
-    spec = ArmSpec(backbone=LLAMA, eviction="finch", eviction_keep=0.5)
-    with serving_model(spec) as served:
+    with serving_model(ArmSpec(backbone=LLAMA, eviction="finch", eviction_keep=0.5)) as served:
         words = refusal(served, 400, about(TEXT, "Why?"))
         assert words.startswith("cache_control compresses before the question is seen, but eviction 'finch' scores by")
         assert "eviction 'none': requests choose none here" in refusal(served, 400, extra_body={"eviction": "none"})
@@ -295,8 +293,7 @@ def test_a_client_that_hangs_up_ends_its_answer(llama, stream):
     count = len(llama.outcomes)
     llama.until_free()
     assert said(llama.ask("Hi", max_tokens=1)) is not None
-    outcomes = llama.outcomes[-2 if stream else count - 1 :]
-    assert min(getattr(each, "new_tokens", 0) for each in outcomes) < 300
+    assert min(getattr(each, "new_tokens", 0) for each in llama.outcomes[-2 if stream else count - 1 :]) < 300
 
 
 def test_a_full_line_is_said_and_nothing_is_lost(llama):

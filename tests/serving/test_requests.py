@@ -180,8 +180,7 @@ def together(answerer, jobs):
     for job in jobs:
         answerer.submit(job)
     gate.set()
-    told = [job.outcome() for job in jobs]
-    return told, answerer.sizes[before:]
+    return [job.outcome() for job in jobs], answerer.sizes[before:]
 
 
 def alone(answerer, jobs):
