@@ -183,10 +183,6 @@ def merged(tmp_path, tiny_family) -> Path:
     return made
 
 
-def pickled(folder):
-    torch.save({"weight": Canary(folder.parent / "ran")}, folder / "pytorch_model.bin")
-
-
 def rewritten(change):
     def spoil(folder):
         tensors = load_file(folder / "model.safetensors")
@@ -197,7 +193,10 @@ def rewritten(change):
 
 
 MERGED = {
-    "pickle": (pickled, r"pytorch_model.bin may hold code and is not read"),
+    "pickle": (
+        lambda folder: torch.save({"weight": Canary(folder.parent / "ran")}, folder / "pytorch_model.bin"),
+        r"pytorch_model.bin may hold code and is not read",
+    ),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "holds no model.safetensors"),
     "lora": (lambda folder: shutil.copy(ARM / "adapter_config.json", folder), "the files disagree"),
     "nan": (

@@ -27,16 +27,14 @@ from tests.support.sampling import sampled
 from tests.support.text_families import text_family
 
 ADAPTER = resource("checkpoints/adapters/tiny_fastv25_s16k4")
-SHIPPED = sorted(ADAPTER.parent.iterdir())
 LORA, ROUTER = "adapter_model.safetensors", "router.safetensors"
-STAGE2 = Stage2Config("runs/first/adapter", LoraSettings(rank=2, alpha=4, dropout=0.0))
 GATED = RoutingConfig(num_groups=64, kept_groups=16, budget="ranked", value_gate=True, score_prior="output_norm")
 ARMS = {
     "routed": (RoutingConfig(num_groups=16, kept_groups=4), None),
     "gated": (GATED, None),
     "token-only": (None, None),
     "router-free": (RoutingConfig(selector="value_norm", num_groups=8, kept_groups=2), None),
-    "two stages": (RoutingConfig(), STAGE2),
+    "two stages": (RoutingConfig(), Stage2Config("runs/first/adapter", LoraSettings(rank=2, alpha=4, dropout=0.0))),
     "frozen lora": (RoutingConfig(), Stage2Config("runs/first/adapter")),
 }
 
@@ -120,10 +118,6 @@ def edit(path, change):
     save_file(tensors, path)
 
 
-def put_stage2(folder):
-    put(folder, "subtoken_config.json", "stage2.output_lora", None)
-
-
 REFUSED = {
     "dropped": ("routed", lambda f: edit(f / LORA, lambda t: t.pop(sorted(t)[0])), r"1 tensors \[.*\] are missing"),
     "stranger": (
@@ -144,7 +138,11 @@ REFUSED = {
         r"output/adapter_model.safetensors .*1 tensors \['stranger'\] are not expected",
     ),
     "no output": ("two stages", lambda f: shutil.rmtree(f / "output"), "output/adapter_config.json is missing"),
-    "stray output": ("two stages", put_stage2, r"holds output/, but its subtoken_config.json names no output LoRA"),
+    "stray output": (
+        "two stages",
+        lambda f: put(f, "subtoken_config.json", "stage2.output_lora", None),
+        r"holds output/, but its subtoken_config.json names no output LoRA",
+    ),
 }
 
 
@@ -156,7 +154,7 @@ def test_files_are_exact(write, name):
     refuses(words, folders.read_adapter, folder)
 
 
-@sampled("folder", SHIPPED, every=3, ids=lambda path: path.name)
+@sampled("folder", sorted(ADAPTER.parent.iterdir()), every=3, ids=lambda path: path.name)
 def test_shipped_folders_are_read_whatever_their_schema(folder):
     assert json.loads((folder / "subtoken_config.json").read_text())["schema_version"] <= folders.SCHEMA_VERSION
     config, backbone, _ = folders.read_adapter(folder)
@@ -212,13 +210,9 @@ def source(tmp_path, tiny_family):
     return BackboneConfig(path=str(save_backbone(tiny_family, tmp_path / "backbone")))
 
 
-def token_only(folder, source, routing=None, reducer=FASTV):
-    return made_adapter(folder, source.path, reducer, routing, STAGE1)[0]
-
-
 @pytest.fixture
 def adapter(tmp_path, source):
-    return token_only(tmp_path / "adapter", source)
+    return made_adapter(tmp_path / "adapter", source.path, FASTV, None, STAGE1)[0]
 
 
 @sampled("layout", [False, True], every=2)
@@ -275,7 +269,8 @@ def test_the_other_readings_are_named(adapter):
 def test_what_stage_2_cannot_start_from(adapter, source, tmp_path):
     with pytest.raises(ValueError, match=r"lora.rank 4 \(the recipe has 16\), lora.alpha 8 \(the recipe has 32\)"):
         folders.read_first_stage(adapter, FASTV, ROUTING, LoraSettings(dropout=0.1))
-    folder = token_only(tmp_path / "routed", source, RoutingConfig("value_norm", num_groups=8, kept_groups=2))
+    routing = RoutingConfig("value_norm", num_groups=8, kept_groups=2)
+    folder = made_adapter(tmp_path / "routed", source.path, FASTV, routing, STAGE1)[0]
     refuses(r"routed already has routers \(S8K2 value_norm\)", folders.read_first_stage, folder, FASTV, ROUTING, None)
     with pytest.raises(ValueError, match=r"stage2.adapter .*absent does not exist; train the token-only recipe"):
         folders.read_first_stage(tmp_path / "absent", FASTV, ROUTING, None)

@@ -27,9 +27,8 @@ def uneven(seed: int, batch: int, heads: int, length: int, width: int) -> torch.
 @pytest.mark.parametrize("width", [1, 7, 8, 64, 80, 96, 128])
 def test_the_rotation_is_orthogonal_and_spreads(width):
     turn = rotation(width, torch.device("cpu"))
-    block = width & -width
     assert torch.allclose(turn @ turn.T, torch.eye(width), atol=1e-6)
-    assert float(turn.abs().max()) == pytest.approx(block**-0.5)
+    assert float(turn.abs().max()) == pytest.approx((width & -width) ** -0.5)
     assert float((torch.ones(width) @ turn).abs().max()) <= 2**0.5 + 1e-6  # of a vector whose channels are alike
 
 
@@ -63,8 +62,7 @@ def test_scores_are_the_same_but_for_one_number_of_all_keys(made, seed, shape, l
 
     plain, turned = scores(query, everything), scores(basis.queries(query), basis.keys(everything))
     apart = turned - plain
-    largest = float(plain.abs().max()) + 1
-    assert float((apart - apart.mean(-1, keepdim=True)).abs().max()) < 1e-5 * largest
+    assert float((apart - apart.mean(-1, keepdim=True)).abs().max()) < 1e-5 * (float(plain.abs().max()) + 1)
     assert torch.allclose(basis.own_keys(basis.keys(everything)), everything, atol=1e-4, rtol=1e-4)
 
 
@@ -153,17 +151,13 @@ def test_uneven_keys_lose_less_than_without_a_basis():
     assert lost(turned) < lost(plain) / 3
 
 
-def moment(query: torch.Tensor, kv_heads: int) -> torch.Tensor:
-    by_head = query.reshape(len(query), kv_heads, -1, query.shape[-1])
-    return by_head.mT @ by_head / by_head.shape[2]
-
-
 @pytest.mark.parametrize(("width", "dtype"), [(16, torch.float32), (24, torch.bfloat16), (64, torch.float32)])
 def test_feedback_loses_less_of_what_queries_see(width, dtype):
     key, draw = uneven(10, 2, 2, 50, width), torch.Generator().manual_seed(11)
     query = torch.randn(2, 4, 40, 4, generator=draw) @ torch.randn(2, 1, 4, width, generator=draw)
     basis = BalancedBasis.of(key, torch.ones(2, 1, 50, dtype=torch.bool))
-    turned, feedback = basis.keys(key.to(dtype)), basis.feedback(moment(query, 2))
+    by_head = query.reshape(2, 2, -1, width)
+    turned, feedback = basis.keys(key.to(dtype)), basis.feedback(by_head.mT @ by_head / by_head.shape[2])
     assert torch.allclose(feedback, feedback.tril())
     assert torch.allclose(feedback.diagonal(dim1=-2, dim2=-1), torch.ones(2, 2, width))
     assert torch.allclose(basis.feedback(torch.zeros(2, 2, width, width)), torch.eye(width))  # no queries

@@ -138,9 +138,8 @@ def test_entries_are_read_back(sets, fill):
         keep = state.keep[sample, head if sets == "own" else 0]
         stored = values[place][: int(keep.sum())]
         assert torch.equal(by_first(keys[place][: len(stored)]), by_first(state.key[sample, head, keep]))
-        by_key = keys[place][: len(stored), 0].argsort()
         wanted = state.read[sample, head, keep][state.key[sample, head, keep, 0].argsort()]
-        assert (stored[by_key] - wanted).abs().max() < 1e-6
+        assert (stored[keys[place][: len(stored), 0].argsort()] - wanted).abs().max() < 1e-6
         assert not values[place][len(stored) :].any() or fill != "none"
 
 

@@ -38,17 +38,11 @@ def backbone():
     return CompressedBackbone(text_family(layers=3), build_reducer("none")).eval()
 
 
-def single(sample, seed):
-    return text_batch([sample], seed=seed)
-
-
 def test_shares_are_the_mean_of_the_prompts_own(backbone):
     """By hand: the kept share of every layer under every budget, one prompt at a time; no context, no vote."""
-    batches = [single(sample, seed) for seed, sample in enumerate(SAMPLES)]
-    found = CALIBRATORS["prefixkv"]().numbers(backbone, batches)
-    rows = []
-    for seed, sample in enumerate(SAMPLES[:2]):
-        batch = single(sample, seed)
+    batches = [text_batch([sample], seed=seed) for seed, sample in enumerate(SAMPLES)]
+    found, rows = CALIBRATORS["prefixkv"]().numbers(backbone, batches), []
+    for sample, batch in zip(SAMPLES[:2], batches, strict=False):
         context, shares = batch.regions_BN[0] == Region.CONTEXT, []
         for keep in layerwise.KEEP:
             layers = prefill(backbone, batch, PackedCache(3), Compression(PrefixKV(), keep)).plan.layers
@@ -74,8 +68,7 @@ def test_layers_follow_the_file_and_budgets_are_exact(tmp_path):
 
 
 def test_between_the_tabulated_budgets_the_line_is_straight():
-    numbers = LayerShares([0.2, 0.6], [[0.1, 0.3], [0.5, 0.7]])
-    found = numbers.at(torch.tensor([0.0, 0.1, 0.2, 0.3, 0.6, 0.8, 1.0]))
+    found = LayerShares([0.2, 0.6], [[0.1, 0.3], [0.5, 0.7]]).at(torch.tensor([0.0, 0.1, 0.2, 0.3, 0.6, 0.8, 1.0]))
     assert found[0].tolist() == pytest.approx([0, 0.05, 0.1, 0.2, 0.5, 0.75, 1])
     assert found[1].tolist() == pytest.approx([0, 0.15, 0.3, 0.4, 0.7, 0.85, 1])
 
@@ -104,8 +97,7 @@ def test_what_leaves_is_the_longest_row_of_the_lowest(alpha):
         places = sorted(visual[sample].nonzero().flatten().tolist(), key=lambda i: float(mass[sample, i]))
         whole, count = float((mass * visual)[sample].sum()), 0
         while count < len(places) - 1:
-            left = whole - sum(float(mass[sample, i]) for i in places[: count + 1])
-            if left < (1 - alpha) * float(total[sample]):
+            if whole - sum(float(mass[sample, i]) for i in places[: count + 1]) < (1 - alpha) * float(total[sample]):
                 break
             count += 1
         assert leave[sample].nonzero().flatten().tolist() == sorted(places[:count])
@@ -167,8 +159,7 @@ def kept_share(backbone, batch, compression, protocol):
         kept = 0
         for layer in first.plan.layers:
             entries = layer.entries_BN[sample]
-            marks = (entries >= 0) & own_N[entries.clamp(min=0)]
-            kept += int(layer.heads_BNh[sample][marks].sum())
+            kept += int(layer.heads_BNh[sample][(entries >= 0) & own_N[entries.clamp(min=0)]].sum())
         whole = int(own_N.sum()) * heads * len(first.plan.layers)
         shares += [kept / whole] if whole else []
     return shares
@@ -183,8 +174,7 @@ def test_a_run_keeps_what_is_recorded(backbone, eviction, protocol):
     found = layerwise.ThresholdCalibrator(**settings).numbers(backbone, batches)
     assert 0.4 < found.mean <= 0.45
     method = {"eviction": eviction, "eviction_options": {"rows": "mean", "window": 2} if options else None}
-    keep = {"threshold": found.threshold, "window": found.window}
-    compression = compression_of({**method, "eviction_keep": keep})
+    compression = compression_of({**method, "eviction_keep": {"threshold": found.threshold, "window": found.window}})
     shares = [share for batch in batches for share in kept_share(backbone, batch, compression, protocol)]
     assert len(shares) == 3  # one prompt has no context
     assert (found.mean, found.deviation) == pytest.approx(mean_deviation(shares), abs=1e-6)

@@ -48,10 +48,9 @@ def test_moments_are_of_entries_whatever_stands_beside_them():
         found.append(moments)
     assert found[0].counts == found[1].counts
     assert found[0].counts[0] == sum(1 + sum(size) for size in SIZES)  # with what begins a text
-    whole = text_batch([SIZES[0]], pad_left=True, seed=3)
     alone = ValueMoments()
     cache = family.dense_cache()
-    backbone.run(whole, pad_left=True, observer=alone.observe, cache=cache)
+    backbone.run(text_batch([SIZES[0]], pad_left=True, seed=3), pad_left=True, observer=alone.observe, cache=cache)
     value_hnd = cache.layers[1].values[0].double()
     expected = value_hnd.transpose(-1, -2) @ value_hnd / value_hnd.shape[1]
     assert torch.allclose(alone.means(torch.float32)[1], expected, rtol=1e-5, atol=1e-7)

@@ -115,25 +115,18 @@ def test_another_number_of_records_and_none(root, tmp_path_factory, capsys, monk
     assert "does not exist" in err
 
 
-@pytest.fixture
-def wikitext(tmp_path, monkeypatch):
+def test_wikitext(tmp_path, capsys, monkeypatch):
     """A small set laid out as the public one."""
     monkeypatch.setattr(data, "WIKITEXT_ROWS", {"train": 6, "validation": 1, "test": 1})
     folder = tmp_path / data.WIKITEXT
     folder.mkdir()
-    lines = [" = A title = \n", " words \n", "\n"]
-    for name, rows in (("train-00000-of-00002", lines), ("train-00001-of-00002", lines)):
+    for name in ("train-00000-of-00002", "train-00001-of-00002", "validation-00000-of-00001", "test-00000-of-00001"):
+        rows = [" = A title = \n", " words \n", "\n"] if name.startswith("train") else [" words \n"]
         datasets.Dataset.from_dict({"text": rows}).to_parquet(folder / f"{name}.parquet")
-    for split in ("validation", "test"):
-        datasets.Dataset.from_dict({"text": [" words \n"]}).to_parquet(folder / f"{split}-00000-of-00001.parquet")
-    return tmp_path
-
-
-def test_wikitext(wikitext, capsys, monkeypatch):
-    out = printed(capsys, "data", "wikitext103", "--root", wikitext)
+    out = printed(capsys, "data", "wikitext103", "--root", tmp_path)
     assert "train               6 rows in 2 files\n" in out
-    assert f"train: {{name: {wikitext / data.WIKITEXT}, documents: wikitext}}" in out
-    argv, shard = ["wikitext103", "--root", str(wikitext)], wikitext / data.WIKITEXT / "train-00001-of-00002.parquet"
+    assert f"train: {{name: {folder}, documents: wikitext}}" in out
+    argv, shard = ["wikitext103", "--root", str(tmp_path)], folder / "train-00001-of-00002.parquet"
     shard.unlink()
     assert "has 1 of 2 files of the split train; fetch it: hf download" in failed(capsys, argv)[1]
     shard.write_bytes(b"no parquet")

@@ -132,10 +132,6 @@ def written(name, content):
     return make
 
 
-def corpus(path):
-    return load_rows(CorpusSource(str(path)))
-
-
 def table(path):
     return read_own_table(path, NO_COLUMNS)
 
@@ -149,7 +145,9 @@ REFUSED = {
     "more than 600 bytes unpacked; run gunzip -k": (lambda folder: zipped(folder, text=LINES * 2), InstructionRecords),
     "name one of its splits: ": (splits, InstructionRecords),
     "subtoken-train init ": (written("q.csv", b"question,answer"), InstructionRecords),
-    "of a table: subtoken-train init ": (written("q.csv", b"question,answer"), corpus),
+    "of a table: subtoken-train init ": (
+        written("q.csv", b"question,answer"), lambda path: load_rows(CorpusSource(str(path))),
+    ),
     "column 'image' holds bytes, as of pictures": (pictures, table),
 }  # fmt: skip
 
@@ -172,8 +170,7 @@ TABLES = {
 @pytest.mark.parametrize("words", TABLES)
 def test_a_column_that_changes_what_is_learnt_is_refused_in_a_table(tmp_path, words):
     path = tmp_path / "q.json"
-    good = {"instruction": "a", "input": "", "output": "b"}
-    path.write_text(json.dumps([{**good, **TABLES[words]}]))
+    path.write_text(json.dumps([{"instruction": "a", "input": "", "output": "b", **TABLES[words]}]))
     refuses(re.escape(f"{path}, {words}"), table, path)
 
 

@@ -13,16 +13,10 @@ from subtoken_train.demo.local_server import check_address, serve, served
 from tests.support.refusals import refuses
 
 
-@pytest.fixture
-def taken():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield server.getsockname()[1]
-
-
-def test_a_port_in_use_and_a_free_one_which_stays_free(taken):
-    refuses(rf"--port {taken} of 127\.0\.0\.1 is in use; choose another one", check_address, "127.0.0.1", taken)
+def test_a_port_in_use_and_a_free_one_which_stays_free():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
+        refuses(rf"--port {port} of 127\.0\.0\.1 is in use; choose another one", check_address, "127.0.0.1", port)
     check_address("127.0.0.1", port)
     with socket.create_server(("127.0.0.1", port)):
         pass

@@ -24,12 +24,7 @@ from tests.support.text_families import text_batch, text_family
 from tests.support.truth_cells import PLAIN_CELL, backbone_of
 from tests.support.truth_models import family_of, prompts
 
-CELL = {"selector": "none", "layout": "contiguous", "groups": "8/3", "budget": "per_token", "precision": "fp32"}
 KVCOMPOSE = build_eviction("kvcompose")
-
-
-def backbone_for(family, reducer="none", selector="none"):
-    return backbone_of({**CELL, "family": family, "reducer": reducer, "selector": selector})
 
 
 def scored(backbone, batch, method):
@@ -73,7 +68,7 @@ def release_scores(family, ids, value_norm=False):
 def test_scores_are_the_releases(monkeypatch, block, pad_left, value_norm):
     """GQA, a batch of unequal contexts padded on either side, rows in blocks that divide nothing."""
     monkeypatch.setattr(module, "BLOCK", block)
-    backbone = backbone_for("llama")
+    backbone = backbone_of(PLAIN_CELL)
     assert backbone.family.shape.num_kv_heads < backbone.family.decoder.config.num_attention_heads
     batch = text_batch([(30, 0, 0), (17, 0, 0), (24, 0, 0)], pad_left)
     scores, eviction = scored(backbone, batch, build_eviction("kvcompose", value_norm=value_norm))
@@ -87,7 +82,7 @@ def test_scores_are_the_releases(monkeypatch, block, pad_left, value_norm):
 
 def test_a_question_is_the_task_where_there_is_one():
     """Only samples that end with their context are scored by the second pass, in one batch with others."""
-    backbone = backbone_for("llama")
+    backbone = backbone_of(PLAIN_CELL)
     batch = text_batch([(30, 0, 0), (20, 6, 0)])
     auto, eviction = scored(backbone, batch, KVCOMPOSE)
     assert eviction.again_B.tolist() == [True, False]
@@ -223,8 +218,7 @@ def test_rows_of_a_task(name):
             again = task.rows_BS[b].nonzero()[-count:, 0] if count else []
             assert torch.equal(task.hidden_BSD[b, again], result.embeds_BND[b, marked])
             if count:
-                moved = task.position[..., b, again] - result.rows.position[..., b, marked]
-                assert moved.unique().numel() == 1
+                assert (task.position[..., b, again] - result.rows.position[..., b, marked]).unique().numel() == 1
             before = task.position[..., b, : len(family.tokenizer(FIRST, add_special_tokens=False)["input_ids"])]
             assert (before[..., 0] == result.rows.next_position[..., b, 0]).all()
             assert (before.diff() == 1).all()

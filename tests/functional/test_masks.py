@@ -98,10 +98,6 @@ SIZES = DRAWN["sizes"]
 LEVELS, DTYPES = st.sampled_from([None, 1, 3]), st.sampled_from([torch.float32, torch.bfloat16])
 
 
-def routed_rows(tensor_BNS, routed_BN):
-    return tensor_BNS[routed_BN].tolist()
-
-
 def entropy_of_yes(share):
     return -sum(p * math.log(p) for p in (share, 1 - share) if p)
 
@@ -109,7 +105,7 @@ def entropy_of_yes(share):
 @given(SIZES, SEEDS)
 def test_counts_histogram_and_entropy_of_masks(size, seed):
     mask, routed = random_mask(seed, *size), random_mask(seed + 1, *size[:2])
-    rows = routed_rows(mask, routed)
+    rows = mask[routed].tolist()
     counts, total = [sum(row[s] for row in rows) for s in range(size[2])], sum(map(sum, rows))
     assert masks.group_counts(mask, routed).tolist() == counts
     assert masks.kept_histogram(mask, routed).tolist() == [sum(sum(r) == k for r in rows) for k in range(size[2] + 1)]
@@ -141,7 +137,7 @@ def test_entropy_is_that_of_the_shares():
 @given(SIZES, SEEDS, DTYPES)
 def test_choice_entropy(size, seed, dtype):
     logits, routed = random_scores(seed, *size, dtype=dtype), random_mask(seed + 1, *size[:2])
-    rows = routed_rows(logits, routed)
+    rows = logits[routed].tolist()
     chances = [[math.exp(x) / sum(map(math.exp, row)) for x in row] for row in rows]
     entropies = [-sum(p * math.log(p) for p in row) for row in chances]
     expected = sum(entropies) / len(rows) / math.log(size[2]) if rows and size[2] > 1 else 0

@@ -8,28 +8,23 @@ from subtoken_train.evaluation.tasks.word_facts import PEOPLE, TEMPLATES
 from tests.support.refusals import refuses
 
 
-def statements(sample):
-    """Every fact that a sample's context states: (kind, person, value)."""
-    text = sample.prompt[: sample.context_characters]
-    return [
-        (kind, name, value)
-        for kind, template in TEMPLATES.items()
-        for name in PEOPLE
-        for value in template.values
-        if template.says.format(name=name, value=value) in text
-    ]
-
-
 def test_each_text_states_its_facts_once_and_asks_for_each():
     samples = build_task("facts", contexts=5, words=300, seed=3).samples()
     assert len({sample.id for sample in samples}) == len(samples) == 30
     for place, sample in enumerate(samples):
-        stated, rest = statements(sample), sample.prompt[sample.context_characters :]
+        text, rest = sample.prompt[: sample.context_characters], sample.prompt[sample.context_characters :]
+        stated = [
+            (kind, name, value)
+            for kind, template in TEMPLATES.items()
+            for name in PEOPLE
+            for value in template.values
+            if template.says.format(name=name, value=value) in text
+        ]
         ((kind, name, value),) = [fact for fact in stated if fact[0] == sample.kind]
         assert len(stated) == len({name for _, name, _ in stated}) == 6
         assert (sample.reference["answers"], name in rest, value in rest) == ([value], True, False)
         assert rest.endswith(f"Answer: {TEMPLATES[kind].begins.format(name=name)}")
-        assert 250 < len(sample.prompt[: sample.context_characters].split()) <= 300
+        assert 250 < len(text.split()) <= 300
         first = samples[place // 6 * 6]  # one text, six questions
         assert sample.prompt.startswith(first.prompt[: sample.context_characters])
 
