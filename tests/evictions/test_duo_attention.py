@@ -91,9 +91,6 @@ def test_settings_of_the_file_and_own_ones(tmp_path):
     assert HeadAlphas([[0.0]], 0, 1).sinks == 0
 
 
-CODES = [[1] + [3] * 20 + [4] * 4, [4] * 9, [3] * 2]
-
-
 def plain_share(view, sample, method, in_scope):
     """What the last rows pay, row by row and head by head, to entries in scope that a lazy layer lets go."""
     entries = view.entries_BN[sample].nonzero()[:, 0].tolist()
@@ -110,7 +107,7 @@ def plain_share(view, sample, method, in_scope):
 def test_equal_to_the_plain_reference(sinks, recent, rows, pad):
     """Several lengths (one shorter than what a lazy layer holds), and rows that are no entries."""
     method = build_eviction("simlayerkv", sinks=sinks, recent=recent, rows=rows)
-    view = layer_views(CODES, method.needs, pad, layers=1, dropped=[(0, 0.3)])[0]
+    view = layer_views([[1] + [3] * 20 + [4] * 4, [4] * 9, [3] * 2], method.needs, pad, layers=1, dropped=[(0, 0.3)])[0]
     for in_scope in (view.entries_BN, view.regions_BN == Region.CONTEXT):
         found = method.score(view.replaced(in_scope_BN=in_scope))
         assert found.scores_BhN.shape == (3, 1, view.regions_BN.shape[1])

@@ -112,8 +112,7 @@ def test_golden(shared):
     strict = int(own.numel() * params["ratio"]) - 1
     assert torch.allclose(own.flatten().sort(descending=True).values[strict], tensors["threshold"])
     pooled = pooled_counts(score_curve(own, competes), torch.tensor([strict]), 0)
-    uniform = torch.tensor([int(own.shape[-1] * params["ratio"])])
-    for name, counts in (("global", pooled), ("uniform", uniform)):
+    for name, counts in (("global", pooled), ("uniform", torch.tensor([int(own.shape[-1] * params["ratio"])]))):
         kept = keep_best_entries(own, competes, torch.zeros_like(competes), counts)
         alike("kvzip", f"kvzip_original {name}", kept.flatten(), tensors[f"valid_{name}"].flatten())
 
@@ -165,7 +164,6 @@ def test_what_is_no_context_goes_last():
 
 
 CELL = {"reducer": "none", "selector": "none", "layout": "contiguous", "groups": "8/3", "budget": "per_token"}
-FAMILIES = ["llama", "phi3", "gemma3", "qwen2_5_vl"]
 
 
 def press_net(net):
@@ -214,7 +212,7 @@ def our_scores(backbone, batch, method, chunk=None):
     return {layer: scores.scores_BhN for layer, scores in eviction.scores.items()}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["llama", "phi3", "gemma3", "qwen2_5_vl"])
 @pytest.mark.parametrize("hidden", [0, 6])
 def test_scores_are_those_of_kvpress_s_press(family, hidden):
     """The same nets on the hidden states that its hook is given; a batch of three, padded."""
@@ -320,8 +318,7 @@ def test_what_is_held_of_new_tokens_is_counted():
     for token in range(5):
         counts.append(report(backbone, batch, plan, cache, compression).statistics_bytes)
         decode(backbone, torch.tensor([[20 + token]] * 2), cache)
-    each = layers * 2 * family.hidden_size * 4
-    assert [after - before for before, after in pairwise(counts)] == [each] * 4
+    assert [after - before for before, after in pairwise(counts)] == [layers * 2 * family.hidden_size * 4] * 4
     assert cache.evictor.evictions == 1
     assert report(backbone, batch, plan, cache, compression).statistics_bytes < counts[-1]
 
@@ -329,8 +326,7 @@ def test_what_is_held_of_new_tokens_is_counted():
 def test_a_file_holds_the_nets_bit_for_bit(tmp_path):
     for hidden in (0, 4):
         numbers = drawn_nets(2, 3, 5, hidden)
-        path = written(tmp_path / f"{hidden}.json", "kvzap", numbers)
-        found = read_calibration(path, "kvzap", TokenScorers).numbers
+        found = read_calibration(written(tmp_path / f"{hidden}.json", "kvzap", numbers), "kvzap", TokenScorers).numbers
         assert found == numbers
         for ours, its in zip(found.nets, numbers.nets, strict=True):
             assert all(map(torch.equal, ours, its))
@@ -424,9 +420,8 @@ def test_golden_of_kvpress(shared, case):
     layers, context = tensors["composite_scores_per_layer"].shape
     scores = []
     for layer in range(layers):
-        attention_BHMK = tensors["attention"][layer]
         norms = tensors["values"][layer].norm(dim=-1) if params["add_v_norm"] else None
-        scores.append(token_scores(attention_BHMK[..., :context].amax(2), heads, norms))
+        scores.append(token_scores(tensors["attention"][layer][..., :context].amax(2), heads, norms))
     worst = float((torch.cat(scores) - tensors["scores"]).abs().max())
     assert worst < 1e-5
     competes = torch.ones(1, context, dtype=torch.bool)
@@ -490,8 +485,7 @@ def test_the_papers_total_is_kept_to_the_entry(structured, percent):
 def test_the_total_of_millions_of_entries(percent):
     """80 layers of 131,072 tokens: sums in float64 are off by more than a billionth."""
     exact = torch.full((80, 1), 131_072 * (percent / 100), dtype=torch.float64)
-    candidates = Candidates([], [], exact.long(), exact)
-    assert KVCompose(**PAPER)._total(candidates).item() == percent * 80 * 131_072 // 100
+    assert KVCompose(**PAPER)._total(Candidates([], [], exact.long(), exact)).item() == percent * 80 * 131_072 // 100
 
 
 @pytest.mark.parametrize("settings", SETTINGS)

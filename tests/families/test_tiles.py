@@ -25,28 +25,23 @@ ONEVISION = [(384 * high, 384 * wide) for high, wide in product(range(1, 7), rep
 EDGES = [(1, 1), (1, 700), (700, 1), (3, 1000), (336, 336), (337, 336), (335, 673), (24, 25), (1008, 336), (4000, 61)]
 
 
-def next_config(resolutions=NEXT, side=336, patch=14):
-    vision = SimpleNamespace(image_size=side, patch_size=patch)
-    return SimpleNamespace(vision_config=vision, image_grid_pinpoints=[list(each) for each in resolutions])
-
-
-def reference(model, config, tiles_IPC, size, *further):
-    return model.pack_image_features(SimpleNamespace(config=config), [tiles_IPC], torch.tensor([size]), *further)[0][0]
-
-
 @pytest.mark.parametrize("most", [None, 2, 9])
 def test_packing_is_transformers_own_over_many_sizes(most):
     """Onevision scales crops of too many patches: of 27 x 27 a tile, odd ones among them."""
-    config, generator = next_config(*(ONEVISION, 384) if most else ()), torch.Generator().manual_seed(1)
-    layout, newline_C = TileLayout.of(config, most), torch.randn(2, generator=generator)
+    vision = SimpleNamespace(image_size=384 if most else 336, patch_size=14)
+    resolutions = [list(each) for each in (ONEVISION if most else NEXT)]
+    config = SimpleNamespace(vision_config=vision, image_grid_pinpoints=resolutions)
+    layout, generator = TileLayout.of(config, most), torch.Generator().manual_seed(1)
+    newline_C = torch.randn(2, generator=generator)
     own = (LlavaOnevisionModel, newline_C, f"anyres_max_{most}") if most else (LlavaNextModel, "default", newline_C)
-    scaled = 0
+    scaled, made = 0, SimpleNamespace(config=config)
     drawn = torch.randint(1, 2600, (60 if most else 150, 2), generator=torch.Generator().manual_seed(0))
     for size in EDGES + [tuple(size) for size in drawn.tolist()]:
         tiles_IPC = torch.randn(layout.tiles(size), 729 if most else 576, 2, generator=generator)
         packed_TC = layout.pack(tiles_IPC, size, newline_C)
         assert len(packed_TC) == layout.placeholders(size)
-        torch.testing.assert_close(packed_TC, reference(own[0], config, tiles_IPC, size, *own[1:]), rtol=0, atol=0)
+        theirs, _ = own[0].pack_image_features(made, [tiles_IPC], torch.tensor([size]), *own[1:])
+        torch.testing.assert_close(packed_TC, theirs[0], rtol=0, atol=0)
         scaled += len(packed_TC) < TileLayout.of(config).placeholders(size)
     assert 5 < scaled <= 60 if most else scaled == 0
 
@@ -106,8 +101,7 @@ def test_a_token_receives_the_mean_of_its_four_patches(kind, tmp_path):
     tiles = sum(TILES) if classes else sum(rows * columns + 1 for rows, columns in idefics3.GRIDS)
     assert [tuple(keys.shape) for keys in states.keys] == [(4, 16)] * tiles
     assert not classes or family.visual_states(batch, "unsplit").keys[0].shape == (4, 32)
-    pixels = batch.pixel_values if classes else batch.pixel_values[None]
-    own = family.model.get_image_features(pixels).pooler_output
+    own = family.model.get_image_features(batch.pixel_values if classes else batch.pixel_values[None]).pooler_output
     own = own.flatten(0, 1) if classes else own[0]
     torch.testing.assert_close(family.project(torch.cat(states.tokens)), own)
 

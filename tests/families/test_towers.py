@@ -30,17 +30,13 @@ def test_golden_of_the_qwen_release(shared):
     near("visionzip", f"{case}: keys", keys, golden["key_merged"][0], rtol=1e-5)
 
 
-def received_by_loop(query_PHd, key_PHd, lengths, scale):
-    """Each image's matrices of all heads as a whole."""
-    images = zip(query_PHd.transpose(0, 1).split(lengths, 1), key_PHd.transpose(0, 1).split(lengths, 1), strict=True)
-    return torch.cat([(query @ key.mT * scale).softmax(-1).sum(1).mean(0) for query, key in images])
-
-
 @pytest.mark.parametrize("lengths", [[6], [3, 5], [1, 1, 4]])
 def test_received_attention_equals_a_plain_loop(lengths):
+    """Over images, each with the matrices of all heads as a whole."""
     query, key = random_scores(0, sum(lengths), 3, 4), random_scores(1, sum(lengths), 3, 4)
     received = received_attention(query, key, lengths, 0.5)
-    torch.testing.assert_close(received, received_by_loop(query, key, lengths, 0.5))
+    images = zip(*(each.transpose(0, 1).split(lengths, 1) for each in (query, key)), strict=True)
+    torch.testing.assert_close(received, torch.cat([(q @ k.mT * 0.5).softmax(-1).sum(1).mean(0) for q, k in images]))
     assert received.sum().item() == pytest.approx(sum(lengths))
 
 
@@ -125,8 +121,7 @@ def test_statistics_are_those_of_the_layer_that_made_the_features(monkeypatch, l
     features, received, keys = features_with_statistics(tower, tiles, layers)
     states = tower(tiles, output_hidden_states=True).hidden_states
     assert torch.equal(features, torch.cat([states[layer] for layer in layers], -1))
-    attention = tower.encoder.layers[made_by].self_attn
-    ((weights, key),) = eager_calls(tower, attention, lambda: tower(tiles), monkeypatch)
+    ((weights, key),) = eager_calls(tower, tower.encoder.layers[made_by].self_attn, lambda: tower(tiles), monkeypatch)
     torch.testing.assert_close(received, weights.mean(1).sum(1), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(keys, key.mean(1), rtol=1e-4, atol=1e-5)
     assert received.dtype == keys.dtype == torch.float32

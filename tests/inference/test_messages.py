@@ -38,17 +38,13 @@ def chatting(template: str | None = CHATML, **settings) -> SubTokenModel:
     return SubTokenModel(model, tokenizer, **settings)
 
 
-def messages(prompt):
-    return read_messages(prompt)[0]
-
-
 def test_a_chat_is_that_of_transformers():
     model, greedy = chatting(), {"do_sample": False}
     bare, tokenizer, prompt = model.backbone.model, model.tokenizer, PROMPTS[3]
     for each in PROMPTS:
-        wanted = tokenizer.apply_chat_template(messages(each), add_generation_prompt=True)
+        wanted = tokenizer.apply_chat_template(read_messages(each)[0], add_generation_prompt=True)
         assert model.inputs(each)["input_ids"].tolist() == [wanted["input_ids"]]
-    wanted = tokenizer.apply_chat_template(messages(prompt), add_generation_prompt=True, return_tensors="pt")
+    wanted = tokenizer.apply_chat_template(read_messages(prompt)[0], add_generation_prompt=True, return_tensors="pt")
     out = bare.generate(**wanted, max_new_tokens=6, **greedy)
     assert torch.equal(model.generate(**model.inputs(prompt), max_new_tokens=6, **greedy), out)
     answer = tokenizer.decode(out[0, wanted["input_ids"].shape[1] :], skip_special_tokens=True).strip()
@@ -167,15 +163,13 @@ def test_the_space_before_a_continuation_stays(monkeypatch):
     model, going_on = chatting(), [ASKED, {"role": "assistant", "content": "It is"}]
     ids = model.tokenizer("  Paris \n", add_special_tokens=False)["input_ids"]
 
-    def generated(self, input_ids, **more):
-        return torch.cat([input_ids, torch.tensor([ids])], dim=1)
-
     def answered(backbone, cache, logits, most, ended):
         for token in ids if ended else ():
             ended([torch.tensor([token])])
         return torch.tensor([ids]), torch.tensor([len(ids)])
 
-    monkeypatch.setattr(SubTokenModel, "generate", generated)
+    generated = torch.tensor([ids])
+    monkeypatch.setattr(SubTokenModel, "generate", lambda _, input_ids, **more: torch.cat([input_ids, generated], 1))
     monkeypatch.setattr(compressed_context, "greedy_tokens", answered)
     assert [model.chat(prompt) for prompt in ("hi", [ASKED], going_on)] == ["Paris", "Paris", "  Paris"]
     assert [chatting(None).chat("The capital is", raw=raw) for raw in (False, True)] == ["Paris", "  Paris"]

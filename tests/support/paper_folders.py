@@ -19,7 +19,6 @@ from tests.support.eval_runs import ADAPTERS
 from tests.support.run_folders import encoded
 
 ROWS = 6  # of each benchmark
-SHOTS = 5
 HOW = "Answer the question using a single word or phrase."
 
 
@@ -166,7 +165,7 @@ def vqav2(folder: Path, own: bool) -> Path:
 
 
 def mmlu(folder: Path, own: bool) -> Path:
-    dev = [(f"What is {number}?", number % 4) for number in range(SHOTS)]
+    dev = [(f"What is {number}?", number % 4) for number in range(5)]
     test = [(f"What is {number} and {number}?", number % 3) for number in range(ROWS)]
     write = layouts.mmlu_letters if own else layouts.mmlu_parquet
     return write(folder, "abstract_algebra", {"dev": dev, "test": test})

@@ -109,17 +109,21 @@ def made_run(folder: Path, text: str = "old", marked: bool = True) -> Path:
     return folder
 
 
-def begun(folder: Path) -> RunFolder:
-    new = RunFolder(folder, replaces=True)
+def opened(folder: Path, replaces: bool = False) -> RunFolder:
+    new = RunFolder(folder, replaces)
     new.check(resume=False)
     new.open(resume=False)
+    return new
+
+
+def begun(folder: Path) -> RunFolder:
+    new = opened(folder, replaces=True)
     (folder / "recipe.yaml").write_text("new")
     return new
 
 
 def states(parent: Path) -> dict[str, str]:
-    found = sorted(parent.glob("*/checkpoints/step-3/state.ckpt"))
-    return {path.parts[-4]: path.read_text() for path in found}
+    return {path.parts[-4]: path.read_text() for path in sorted(parent.glob("*/checkpoints/step-3/state.ckpt"))}
 
 
 def kill_in(number: int, action: Callable[[], object]) -> bool:
@@ -159,9 +163,8 @@ def pictures(folder: Path, count: int = 6, below: str = "images") -> list[str]:
 
 
 def table(folder: Path, rows: Iterable[Sequence[str]], name: str = "questions.csv", header: str = "") -> Path:
-    lines = [header or "image,question,answer", *(",".join(row) for row in rows)]
     path = folder / name
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("\n".join([header or "image,question,answer", *(",".join(row) for row in rows)]) + "\n")
     return path
 
 

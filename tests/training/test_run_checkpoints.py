@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
@@ -171,8 +170,7 @@ def test_a_full_disk_leaves_the_previous_checkpoint(folder, end):
     module, limits = Toy(width=300), resource.getrlimit(resource.RLIMIT_FSIZE)  # 90,300 weights: 1.1 MB with Adam's
 
     def fill(trainer):  # the kernel refuses to let a file grow beyond it
-        limit = 500_000 if end == "half" else 1
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500_000 if end == "half" else 1, limits[1]))
 
     class Refill(At):
         def on_exception(self, trainer, pl_module, exception):
@@ -205,8 +203,7 @@ def test_both_stop_and_go_on_alike(tmp_path):
         for process in processes:
             process.kill()
     for rank in (0, 1):
-        found = json.loads((tmp_path / f"found-{rank}.json").read_text())
-        assert found == {
+        assert json.loads((tmp_path / f"found-{rank}.json").read_text()) == {
             "stopped": "SIGTERM: stopped after step 2",
             "diverged": "the loss is NaN or infinite after step 2; it was not saved",
             "failed": "the checkpoint of step 4: File too large",
@@ -226,10 +223,6 @@ def reason(module: Toy, folder: Path, *callbacks: Callback, **settings: object) 
     return ""
 
 
-def poison_one(trainer: L.Trainer) -> None:
-    trainer.lightning_module.layer.register_forward_hook(lambda module, inputs, output: output * float("nan"))
-
-
 def main(folder: Path, rank: int) -> None:
     """Train unbroken, then in two parts; note the steps, the random numbers and whether the weights are the same."""
     settings = {"strategy": "ddp", "devices": 2, "accumulate_grad_batches": 2, "batches": 16, "every": 100}
@@ -244,8 +237,7 @@ def main(folder: Path, rank: int) -> None:
     resumed = Toy()
     fit_toy(resumed, folder / "parts", RandomState(), resume=state_path(newest), **settings)
     states = torch.load(newest / "state.ckpt", weights_only=True)["random_state"]
-    broken = [At(3, poison_one)] if rank == 1 else []
-    diverged = reason(Toy(), folder / "broken", *broken, **settings)
+    diverged = reason(Toy(), folder / "broken", *[At(3, poison("loss"))] if rank == 1 else [], **settings)
     limit = (100_000, resource.RLIM_INFINITY)  # bytes of any file of this process
     full = [At(3, lambda _: resource.setrlimit(resource.RLIMIT_FSIZE, limit))] if rank == 0 else []
     failed = reason(Toy(width=300), folder / "full", *full, **settings)

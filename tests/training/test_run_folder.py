@@ -11,7 +11,7 @@ import pytest
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.training import run_folder
 from tests.support.refusals import refuses
-from tests.support.run_folders import begun, checkpoint, content, kill_in, made_run, states
+from tests.support.run_folders import begun, checkpoint, content, kill_in, made_run, opened, states
 
 
 @pytest.fixture(autouse=True)
@@ -72,10 +72,7 @@ def test_a_kill_at_any_step_loses_nothing_and_the_next_run_begins(tmp_path):
             break
         assert list(states(run.parent).values()) == ["old"], number
         assert [path.read_text() for path in run.parent.rglob("notes.txt")] == ["old"]
-        again = run_folder.RunFolder(run, run_folder.has_work(run))
-        again.check(resume=False)
-        again.open(resume=False)
-        again.close(keep=True)
+        opened(run, run_folder.has_work(run)).close(keep=True)
         assert list(states(run.parent).values()) == ["old"], number
         assert run_folder.read_run_marker(run) is not None
     assert number > 4
@@ -136,10 +133,7 @@ def test_a_run_that_came_to_nothing_is_begun_again_in_its_folder(tmp_path):
     (run / "logs" / "csv").mkdir(parents=True)
     (run / "logs" / "csv" / "metrics.csv").write_text("loss")
     first.close(keep=True)
-    again = run_folder.RunFolder(run)
-    again.check(resume=False)
-    again.open(resume=False)
-    again.close(keep=False)
+    opened(run).close(keep=False)
     assert (run / "logs" / "csv" / "metrics.csv").read_text() == "loss"
 
 
@@ -150,10 +144,7 @@ def test_a_failed_run_leaves_no_folder_that_it_made(tmp_path, there):
     if there == "link":
         (tmp_path / "link").symlink_to("theirs")
     before = sorted(tmp_path.rglob("*"))
-    new = run_folder.RunFolder(tmp_path / {"nothing": "runs/run", "folder": "theirs", "link": "link"}[there])
-    new.check(resume=False)
-    new.open(resume=False)
-    new.close(keep=False)
+    opened(tmp_path / {"nothing": "runs/run", "folder": "theirs", "link": "link"}[there]).close(keep=False)
     assert sorted(tmp_path.rglob("*")) == before
 
 
