@@ -41,9 +41,8 @@ class Served:
     def ask(self, messages: Any, **settings: Any) -> Any:
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        name = self.server.settings.name
         return self.client().chat.completions.create(
-            **{"model": name, "messages": messages, "max_tokens": 8} | settings
+            **{"model": self.server.settings.name, "messages": messages, "max_tokens": 8} | settings
         )
 
     def post(self, body: Any, **headers: str) -> httpx2.Response:

@@ -43,8 +43,7 @@ def decoded_online(backbone, batch, steps, compression, protocol="query_aware", 
     """Greedy decoding of ``steps`` tokens; ``chunks`` are (call, tokens [B, q]) that are appended with that call's."""
     with tapped(backbone) as tap:
         first, cache = opened(backbone, batch, compression, protocol)
-    saved = truths(backbone, tap, first.plan, batch, compression.merging)
-    run = OnlineRun([], [first.logits_BV], [0], saved, cache)
+    run = OnlineRun([], [first.logits_BV], [0], truths(backbone, tap, first.plan, batch, compression.merging), cache)
     further = dict(chunks)
     for call in range(steps):
         new = run.logits[-1].argmax(-1)[:, None]
@@ -85,9 +84,8 @@ def largest_difference(backbone, run: OnlineRun) -> tuple[float, bool]:
     tokens = torch.cat(run.tokens, 1) if run.tokens else torch.zeros(len(run.truths), 0, dtype=torch.long)
     worst, same = 0.0, True
     for sample, truth in enumerate(run.truths):
-        expected = recompute(backbone, truth, tokens[sample])
         ours = torch.stack([logits[sample] for logits in run.logits])
-        theirs = expected[torch.tensor(run.calls)]
+        theirs = recompute(backbone, truth, tokens[sample])[torch.tensor(run.calls)]
         worst = max(worst, float((ours - theirs).abs().max()))
         same &= torch.equal(ours.argmax(-1), theirs.argmax(-1))
     return worst, same

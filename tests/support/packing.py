@@ -222,8 +222,7 @@ def layer_of(cell: FusedCell, seed: int, device: str, batch: int = 2) -> list[Bl
         states = (x.to(device, dtype) for x in (key, value))
         fill = fill_of(cell, seed, device, batch)
         of_rows = None if fill is None else fill.vectors_Bhd.to(dtype).flatten(1)
-        places = None if positions is None else positions.to(device)
-        return pack_layer(*states, plan, packing, places, fill_BV=of_rows)
+        return pack_layer(*states, plan, packing, None if positions is None else positions.to(device), fill_BV=of_rows)
 
 
 def fill_of(cell: FusedCell, seed: int, device: str, batch: int = 2) -> Fill | None:

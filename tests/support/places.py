@@ -145,5 +145,4 @@ class Reader:
         return done.stdout + done.stderr
 
     def type(self, block: Block) -> str:
-        program = ("python", "-c") if block.language == "python" else SHELL
-        return self.run(*program, block.text)
+        return self.run(*("python", "-c") if block.language == "python" else SHELL, block.text)

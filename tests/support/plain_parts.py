@@ -113,8 +113,7 @@ def deep_rows(
     ids = alone.input_ids_BN[0]
     visual = (ids == config.image_token_id) | (ids == config.video_token_id)
     number, shown = visual.cumsum(0) - 1, visual[places_N]
-    places = places_N[shown]
-    who = [place[None] if joins_N is None else (joins_N == place).nonzero()[:, 0] for place in places]
+    who = [place[None] if joins_N is None else (joins_N == place).nonzero()[:, 0] for place in places_N[shown]]
     return shown, [torch.stack([deep[number[joined]].mean(0) for joined in who]) for deep in made.deepstack_features]
 
 
@@ -278,8 +277,7 @@ class Rounding:
         turn, block = torch.ones(1, 1), len(key) & -len(key)
         while len(turn) < block:  # Sylvester's
             turn = torch.cat([torch.cat([turn, turn], 1), torch.cat([turn, -turn], 1)])
-        turned = key.view(-1, block) @ turn / block**0.5 / key.norm() * len(key) ** 0.5
-        found = self.nearest(turned, LEVELS[bits])
+        found = self.nearest(key.view(-1, block) @ turn / block**0.5 / key.norm() * len(key) ** 0.5, LEVELS[bits])
         return (found / found.norm() @ turn.T / block**0.5).flatten() * self._half(key.norm())
 
     def nearest(self, numbers: Tensor, above: Sequence[float]) -> Tensor:
@@ -289,8 +287,7 @@ class Rounding:
         (near, other), place = apart.topk(2, largest=False).values.unbind(-1), apart.argmin(-1)
         over = self._over(((other - near) / 2 / numbers.abs().max().clamp(min=LEAST)).view(-1)).view_as(place)
         place = place + (near == other) * (place - len(levels) // 2) % 2
-        beside = place + (2 * (numbers > levels[place]) - 1)
-        return levels[torch.where(over, beside, place).clamp(0, len(levels) - 1)]
+        return levels[torch.where(over, place + (2 * (numbers > levels[place]) - 1), place).clamp(0, len(levels) - 1)]
 
     def _codes(self, numbers: Tensor, scale: Tensor, extent: Tensor) -> Tensor:
         apart = (numbers - numbers.floor() - 0.5).abs() * scale / extent.clamp(min=LEAST)
@@ -424,8 +421,7 @@ class PageTruth:
                 for part, stays in zip(parts, always, strict=True):
                     bound = torch.maximum(queries * keys[part].amin(0), queries * keys[part].amax(0)).sum() / group
                     bounds.append(float("inf") if stays else float(bound))
-                order = sorted(range(len(parts)), key=lambda page, own=bounds: (-own[page], page))
-                for page in order[count:]:
+                for page in sorted(range(len(parts)), key=lambda page, own=bounds: (-own[page], page))[count:]:
                     allowed_hNN[head, row, parts[page]] = False
 
 

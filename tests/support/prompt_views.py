@@ -63,8 +63,7 @@ def dense_attention(query, key, keys, scale):
     """Attention of one sample as a whole matrix, [H, N, N]: causal, over the marked keys; 0 in rows that see none."""
     shared = key.float().repeat_interleave(len(query) // len(key), 0)
     seen = torch.ones(query.shape[1], query.shape[1]).tril().bool() & torch.as_tensor(keys)
-    logits = (query.float() @ shared.mT * scale).masked_fill(~seen, -torch.inf)
-    return logits.softmax(-1).nan_to_num(0.0)
+    return (query.float() @ shared.mT * scale).masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0.0)
 
 
 def samples(view):
@@ -106,8 +105,7 @@ def llama_turn(cos, sin):
 
 def rope(position, width=WIDTH, theta=100.0):
     """Llama's rotation at position ids [B, N]."""
-    frequency = theta ** -(torch.arange(0, width, 2) / width)
-    angle = (position[..., None].float() * frequency).repeat(1, 1, 2)
+    angle = (position[..., None].float() * theta ** -(torch.arange(0, width, 2) / width)).repeat(1, 1, 2)
     return llama_turn(angle.cos(), angle.sin())
 
 

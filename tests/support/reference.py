@@ -307,9 +307,8 @@ def _attention(module, query, key, value, attention_mask, scaling=None, **_):
         allowed[:, row:, :row] &= ~lost_hN[:, None]
     if layer.pages is not None:
         layer.pages.hide_unread(allowed, query[0], key[0], count + len(sample.rest_q))
-    shared = query.shape[1] // key.shape[1]
     hidden = torch.zeros(allowed.shape, dtype=query.dtype).masked_fill(~allowed, torch.finfo(query.dtype).min)
-    mask = hidden.repeat_interleave(shared, dim=0)[None]
+    mask = hidden.repeat_interleave(query.shape[1] // key.shape[1], dim=0)[None]
     routed = value.clone()
     routed[:, :, :count] *= layer.factor_hNd.to(value.dtype)
     routed[:, :, :count] += layer.fill.under(value, layer.factor_hNd)

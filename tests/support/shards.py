@@ -29,7 +29,6 @@ from subtoken_train.families.family import Family
 NAME = "shard"
 if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
     pytest.skip("this torch takes no device that is written in Python", allow_module_level=True)
-MOVES = ("aten._to_copy.default", "aten.copy_.default")
 
 
 class _Module:
@@ -71,7 +70,7 @@ def _run(func, args, kwargs):
     if func is torch.ops.aten.copy_.default:
         args[0].raw.copy_(_raw(args[1])) if isinstance(args[0], Sharded) else args[0].copy_(_raw(args[1]))
         return args[0]
-    if str(func) not in MOVES and len(places) > 1:
+    if str(func) not in ("aten._to_copy.default", "aten.copy_.default") and len(places) > 1:
         index = func in (torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default)
         if not (index and all(x.device.type == "cpu" for x in tensors[1:])):  # as on GPUs, indices may lie on the CPU
             raise RuntimeError(f"{func}: tensors on {sorted(map(str, places))}")
@@ -81,17 +80,15 @@ def _run(func, args, kwargs):
     place = torch.device(device) if device is not None else next(iter(places), torch.device("cpu"))
     if func._schema.is_mutable and isinstance(out, Tensor):
         return next(x for x in tensors if _raw(x) is out)
-    return pytree.tree_map(lambda x: _placed(x, place), out)
+    if place.type != NAME:
+        return out
+    return pytree.tree_map(
+        lambda x: Sharded(x, torch.device(NAME, place.index or 0)) if isinstance(x, Tensor) else x, out
+    )
 
 
 def _raw(value):
     return value.raw if isinstance(value, Sharded) else value
-
-
-def _placed(value, place: torch.device):
-    if not isinstance(value, Tensor) or place.type != NAME:
-        return value
-    return Sharded(value, torch.device(NAME, place.index or 0))
 
 
 @cache
@@ -126,8 +123,7 @@ def spread(family: Family, first: int = 1) -> Family:
     places = {}
     for name, _ in model.named_modules():
         inside = any(name.startswith(f"{done}.") for done in places)
-        holds = any(other.startswith(f"{name}.") or not name for other in late)
-        if not inside and not holds:
+        if not inside and not any(other.startswith(f"{name}.") or not name for other in late):
             places[name] = far if name in late else near
     dispatch_model(model, places, main_device=near, skip_keys=CACHE)
     model.hf_device_map = places

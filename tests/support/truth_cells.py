@@ -106,8 +106,7 @@ def allowed(cell: Cell) -> bool:
         return False  # a fill without a gate needs groups that are dropped
     if budget == "ranked" and (not RANKS[reducer or "fastv_embeds"] or family in models.TEXT):
         return False
-    fit = (_piece_fits, _eviction_fits, _protocol_fits, _bytes_fit)
-    return all(fits(cell) for fits in fit)
+    return all(fits(cell) for fits in (_piece_fits, _eviction_fits, _protocol_fits, _bytes_fit))
 
 
 @cache
@@ -163,8 +162,7 @@ def _piece_fits(cell: Cell) -> bool:
     kv_heads = 4 if cell.get("family") == "llava" else 2
     groups, kept = map(int, cell["groups"].split("/"))
     width = 16 if cell["layout"] == "per_head" else 16 * kv_heads
-    whole = groups == kept and cell.get("budget") not in BYTE_POOLS
-    return whole or gcd(width // groups, 16) % per_code == 0
+    return (groups == kept and cell.get("budget") not in BYTE_POOLS) or gcd(width // groups, 16) % per_code == 0
 
 
 def _eviction_fits(cell: Cell) -> bool:

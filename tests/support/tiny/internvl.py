@@ -50,9 +50,8 @@ def internvl_family(seed: int = 0, kv_heads: int = 2, text_type: str = "qwen2", 
 
 
 def tiler(**settings: object) -> GotOcr2ImageProcessorPil:
-    size = {"height": SIDE, "width": SIDE}
     means = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
-    return GotOcr2ImageProcessorPil(size=size, max_patches=5, **means, **settings)
+    return GotOcr2ImageProcessorPil(size={"height": SIDE, "width": SIDE}, max_patches=5, **means, **settings)
 
 
 def transformers_processor() -> InternVLProcessor:

@@ -57,12 +57,11 @@ def next_processor() -> transformers.LlavaNextProcessor:
 def next_family(kind: str = "mistral", seed: int = 0, kv_heads: int = 2, **settings: object) -> LlavaNextFamily:
     """Three decoder layers of four query heads; ``kind`` is ``llama`` or ``mistral``."""
     torch.manual_seed(seed)
-    tokenizer = build_tokenizer()
     vision = transformers.CLIPVisionConfig(
         **TOWER, image_size=SIDE, patch_size=PATCH, projection_dim=32, initializer_range=0.2
     )
     special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    sizes = decoder_sizes(len(tokenizer), kv_heads, max_position_embeddings=1024, **special)
+    sizes = decoder_sizes(len(build_tokenizer()), kv_heads, max_position_embeddings=1024, **special)
     text = (
         transformers.LlamaConfig(**sizes)
         if kind == "llama"

@@ -97,8 +97,7 @@ def qwen3_family(seed: int = 0, kv_heads: int = 2, experts: bool = False) -> qwe
 
 
 def qwen_video(count: int, size: tuple[int, int] = (60, 90), fps: float = 1.0, seed: int = 0) -> Video:
-    generator = torch.Generator().manual_seed(seed)
-    frames = torch.randint(256, (count, 3, *size), generator=generator, dtype=torch.uint8)
+    frames = torch.randint(256, (count, 3, *size), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
     return Video([Image.fromarray(frame.permute(1, 2, 0).numpy().copy()) for frame in frames], fps)
 
 
