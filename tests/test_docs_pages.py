@@ -190,7 +190,6 @@ LINES = [(block, words) for block in SHELL for words in block.commands()]
 OURS = [(block.place, argv) for block, words in LINES if (argv := command_line(words)) is not None]
 OF_RECIPES = [argv[1:] for _, argv in OURS if argv[0] in ("fit", "check", "preview")]
 COMMANDS_OF_RECIPES = sorted({tuple(word for word in argv if word != "--offline") for argv in OF_RECIPES})
-SHIPPED = re.compile(r"(?<![\w/.-])(?:recipes|checkpoints|data/samples)/[\w./-]+")
 FETCHED = {f"checkpoints/{name}" for name in MODELS}  # what ``subtoken-train data NAME`` leaves there
 
 
@@ -246,7 +245,7 @@ def test_python_names_exist(block: Block):
 def test_shipped_files_and_other_programs_are_there():
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for block, words in LINES:
-        for name in SHIPPED.findall(" ".join(words)):
+        for name in re.findall(r"(?<![\w/.-])(?:recipes|checkpoints|data/samples)/[\w./-]+", " ".join(words)):
             assert name in FETCHED or find_recipe(ROOT / name), f"{block.place}: {name}"
         if words[0] == "make":
             assert words[1] in targets, block.place

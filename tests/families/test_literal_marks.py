@@ -19,14 +19,13 @@ from tests.support.text_families import text_family
 from tests.support.tiny import tiny_families
 
 IMAGE = Image.new("RGB", (56, 56), (9, 90, 200))
-TINY = tiny_families()
 QUESTION, ANSWER = r"what is \<image> or \<video> in a file ?", r"\<image> is a tag, <video> too"
 
 
 @pytest.fixture(params=["llava", "llava_next", "llava_onevision", "qwen2_5_vl", "internvl", "smolvlm"])
 def family(request):
     """A family with a tokenizer that has a token for each mark."""
-    made = TINY[request.param].build()
+    made = tiny_families()[request.param].build()
     made.processor.tokenizer = byte_level()
     made.model.config.image_token_id = made.tokenizer.convert_tokens_to_ids(made.placeholders[0])
     made.model.config.video_token_id = made.tokenizer.convert_tokens_to_ids(made.placeholders[-1])

@@ -22,7 +22,6 @@ from tests.support.truth_models import TEXT
 
 PAIRWISE = pairwise(FACTORS, allowed)
 EXACT = [{**cell, "precision": "fp32"} for cell in PAIRWISE if cell["precision"] != "fp32"]
-STEPS = 32
 BASE = {**CELL, "scope": "context", "batch": "three_left", "protocol": "query_aware"}
 
 ENDS = [
@@ -53,7 +52,7 @@ def test_cells_cover_all_allowed_pairs():
 
 @sampled("cell", PAIRWISE + EXACT, every=16, ids=name_of)
 def test_packed_is_truth(cell):
-    found = difference(cell, STEPS)
+    found = difference(cell, 32)
     assert found.fits(cell["precision"]), found
 
 

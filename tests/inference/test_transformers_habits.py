@@ -23,7 +23,6 @@ SHORT = "the bee and the spider met in the garden ."
 TALKS = [[{"role": "user", "content": words}] for words in (WORDS, SHORT)]
 GREEDY, DRAWN = ({"max_new_tokens": 8, "do_sample": drawn} for drawn in (False, True))
 TEMPLATED = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True}
-PICTURE = ROOT / "data" / "samples" / "a.png"
 QUESTIONS = ("is there a 7 ?", "what is at C4 ?")
 ASKED, ANSWERS = f"<image>\n{QUESTIONS[0]}", {"return_full_text": False}
 PADDED = {"return_tensors": "pt", "padding": True, "padding_side": "left"}
@@ -92,7 +91,7 @@ TEXT = {
 
 
 def picture():
-    return Image.open(PICTURE)
+    return Image.open(ROOT / "data" / "samples" / "a.png")
 
 
 def asked(words):

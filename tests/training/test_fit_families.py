@@ -21,7 +21,6 @@ from tests.support.text_families import DECODERS, NAMED
 from tests.support.tiny import noise, tiny_families
 from tests.support.training_memory import RECALL, ROUTING, save_language_model, text_recipe
 
-TINY = tiny_families()
 VISIONZIP, DECODER = "--model.reducer.name=visionzip", "--model.reducer.stage=decoder"
 MLP = "--model.routing.selector=mlp"
 IN_TOWER_BF16 = [VISIONZIP, MLP, "--model.gradient_checkpointing=true", "--trainer.precision=bf16-mixed"]
@@ -42,7 +41,7 @@ def seeing_run(tiny_run, tmp_path):
     def argv(kind: str, *extra: str) -> list[str]:
         if kind == "llava":
             return tiny_run("--trainer.max_steps=3", "--model.optimizer.warmup_steps=0", *extra)
-        path = save_backbone(TINY[kind].build(), tmp_path / "seeing")
+        path = save_backbone(tiny_families()[kind].build(), tmp_path / "seeing")
         settings = ["--data.max_length=512", "--model.reducer.keep_ratio=0.5", "--trainer.max_steps=3"]
         return tiny_run(f"--model.backbone.path={path}", *settings, "--model.optimizer.warmup_steps=0", *extra)
 
@@ -144,11 +143,9 @@ def backbones(tmp_path_factory):
 @pytest.fixture
 def recipe(backbones, tmp_path):
     """Writes a recipe and returns the arguments of ``fit``."""
-
-    def write(kind="llama", routing=ROUTING, data=RECALL, **bands):
-        return text_recipe(tmp_path / "recipe.yaml", backbones / kind, data, routing=routing, **bands)
-
-    return write
+    return lambda kind="llama", routing=ROUTING, data=RECALL, **bands: text_recipe(
+        tmp_path / "recipe.yaml", backbones / kind, data, routing=routing, **bands
+    )
 
 
 @pytest.fixture

@@ -126,9 +126,6 @@ def test_processes_that_start_together_write_the_scenes_once(tmp_path, monkeypat
         assert images.out == text.out == tmp_path
 
 
-GRIDS = ("table3_llama7b", "table3_qwen7b")
-
-
 def models_of(grid: str) -> dict[str, dict]:
     """What the recipes of a grid's arms say of their models, by name."""
     content = yaml.safe_load((places.RECIPES / "eval" / f"{grid}.yaml").read_text())
@@ -163,7 +160,7 @@ def prefix_lengths(folder: Path) -> dict[str, int]:
     return {subject: len(re.findall(r"\w+|[^\w\s]", prefix)) for subject, prefix in prefixes.items()}
 
 
-@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("grid", ["table3_llama7b", "table3_qwen7b"])
 def test_every_subject_is_served_and_matched_arms_are_less_than_a_token_apart(shared, grid):
     lengths = prefix_lengths(shared / "realdata/mmlu")
     assert len(lengths) == 57
