@@ -8,12 +8,12 @@ import pytest
 from tests.support.places import ROOT
 
 CEILINGS = {
-    "lines of the package": 51_365,
+    "lines of the package": 51_364,
     "files of the package": 278,
-    "lines of tests": 52_244,
+    "lines of tests": 51_968,
     "lines of benchmark programs": 5_395,
     "words of pages": 38_360,
-    "tracked megabytes": 23.88,
+    "tracked megabytes": 23.87,
 }
 """What there may be at most."""
 BESIDE = (".", "recipes", "data", "checkpoints", "benchmarks")

@@ -37,7 +37,7 @@ def test_the_table_of_all_arms_is_of_the_records():
     assert kept[["mean", "low", "high"]].to_numpy() == pytest.approx(rows[["mean", "low", "high"]].to_numpy(), rel=1e-3)
 
 
-@pytest.mark.parametrize("topic", ["evictions", "four bits", "value groups", "texts", "embedded"])
+@pytest.mark.parametrize("topic", ["evictions", "four bits", "value groups", "embedded"])
 def test_trials_without_records_are_printed_from_their_table(topic):
     assert shown(ROOT / "docs/trials.md", topic) == trained_results.trials(topic)
 
