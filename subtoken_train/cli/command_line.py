@@ -77,7 +77,7 @@ def check_counts(args: Namespace, *names: str) -> None:
 
 def check_output(folder: object) -> bool:
     """Refuse a folder that cannot be written, and return True; a launcher's processes, which would meet, look later."""
-    if looks := isinstance(folder, str) and folder and not {"RANK", "LOCAL_RANK", "SLURM_PROCID"} & os.environ.keys():
+    if looks := isinstance(folder, str) and folder and not {"RANK", "LOCAL_RANK", "SLURM_JOB_ID"} & os.environ.keys():
         check_place(Path(folder) / "new" if Path(folder).is_dir() else Path(folder))
     return bool(looks)
 

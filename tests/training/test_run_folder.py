@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from subtoken_train.cli.command_line import check_output
 from subtoken_train.errors import SubTokenWarning
 from subtoken_train.training import run_folder
 from tests.support.refusals import refuses
@@ -197,3 +198,4 @@ def test_a_requeued_job_goes_on_with_its_own_work_alone(tmp_path, monkeypatch, r
     monkeypatch.setenv("SLURM_JOB_ID", job)
     monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
     assert run_folder.requeued_with_work(run, overwrite) == again
+    assert not check_output(str(run))  # fit asks only once all is loaded

@@ -71,8 +71,7 @@ def test_killed_in_the_middle_it_goes_on(scenes, tmp_path, asked):
     with next(cut.out.glob("*/*/samples-*")).open("a") as file:
         file.write('{"id": "half a li')  # a line that the kill cut off
     asked.clear()
-    found = {folder.relative_to(cut.out): records(folder) for folder in run_grid(cut)}
-    assert found == expected
+    assert {folder.relative_to(cut.out): records(folder) for folder in run_grid(cut)} == expected
     assert len(asked) == total - kept
     asked.clear()
     assert run_grid(cut)
