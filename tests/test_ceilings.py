@@ -12,7 +12,7 @@ CEILINGS = {
     "files of the package": 278,
     "lines of tests": 51_968,
     "lines of benchmark programs": 5_395,
-    "words of pages": 38_360,
+    "words of pages": 38_357,
     "tracked megabytes": 23.87,
 }
 """What there may be at most."""
