@@ -29,8 +29,8 @@ def run_raw(argv: list[str]) -> int:
     wants_anchor, argv = ANCHOR in argv, [word for word in argv if word != ANCHOR]
     source = read_source(argv)
     folder = next((d for each in (*source.contents, *source.pieces)[::-1] if (d := each.get("output_dir"))), None)
-    elsewhere = wants_anchor or {key for key, _ in source.words.options} & {"overwrite", "resume", "print_config"}
-    if check_output(folder) and not elsewhere:
+    may_hold_run = wants_anchor or {key for key, _ in source.words.options} & {"overwrite", "resume", "print_config"}
+    if check_output(folder) and not may_hold_run:
         RunFolder(Path(str(folder))).check(resume=False)  # and again when all is loaded
     quiet_libraries()
     from subtoken_train.cli.fit_course import run_fit
