@@ -25,7 +25,7 @@ from subtoken_train.engine.spans import PromptObserver, RunningPass, run_chunks
 from subtoken_train.families.chat_template import answer_opening
 from subtoken_train.families.family import Family
 from subtoken_train.families.positions import warn_beyond
-from subtoken_train.functional.gather import kept_index, on_device, take_rows
+from subtoken_train.functional.gather import on_device, take_rows
 from subtoken_train.reducers.contexts import ScoredContext
 from subtoken_train.routing.bank import RouterBank, RoutingState, Spent
 from subtoken_train.types import Region, before_compressed_ends
@@ -211,29 +211,19 @@ def followed(
     """Run rows after a pass that filled ``cache``, reading what stays of it; both are one pass then."""
     first, state, more, depth = result.rows, result.state, hidden_BSD.shape[1], family.shape.num_layers
     assert state is not None
-    marks = [(result.kept[layer][:, None] & state.keys[layer]).flatten(0, 1) for layer in range(depth)]
-    # a window counts by the places of all rows
-    reads = [x if family.windows[layer] is None else torch.ones_like(x) for layer, x in enumerate(marks)]
-    longest = torch.stack([reads_RN.sum(-1).max() for reads_RN in reads]).tolist()
     kept = dict[int, Tensor]()
-    for layer, size in enumerate(longest):
+    for layer in range(depth):
         states, scale = cache.layers[layer], family.decoder.layers[layer].self_attn.scaling
-        whole, here = (states.keys, states.values), states.keys.device
-        index_RK, real_RK = kept_index(reads[layer], False, size)
-        seen_BhK = (marks[layer].gather(1, index_RK) & real_RK).view(len(hidden_BSD), -1, size)
-        index_RK, heads = index_RK.to(here), whole[0].shape[:2]
-        states.keys, states.values = (torch.unflatten(take_rows(x.flatten(0, 1), index_RK), 0, heads) for x in whole)
+        seen_BhK = result.kept[layer][:, None] & state.keys[layer]
         queries: list[Tensor] | None = None if observer is None else []
-        seen_BK = pad(rows.visible_BM, (size, 0), value=True)
+        seen_BK = pad(rows.visible_BM, (seen_BhK.shape[2], 0), value=True)
         given = hidden_BSD, seen_BK, rows.position, BLOCK, queries, None, None, rows.deep_nBMD, first.position
         hidden_BSD = run_chunks(family, cache, layer, *given, keys_BhN=pad(seen_BhK, (0, more), value=True))
-        own = states.keys[:, :, size:], states.values[:, :, size:]
-        states.keys, states.values = (torch.cat(both, 2) for both in zip(whole, own, strict=True))
         kept[layer] = torch.cat([result.kept[layer], rows.visible_BM], 1)
         state.masks[layer] = pad(state.masks[layer], (0, 0, 0, more), value=True)
         state.keys[layer] = pad(state.keys[layer], (0, more), value=True)
         if observer is not None and queries is not None:
-            entries = on_device(rows.in_window(family.windows[layer]), here)
+            entries = on_device(rows.in_window(family.windows[layer]), states.keys.device)
             observer(layer, queries.pop(), states.keys, states.values, scale, entries)
     joined = first.followed_by(rows)
     hidden_BMD = torch.cat([result.hidden_BMD, hidden_BSD], 1)

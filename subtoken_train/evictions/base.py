@@ -121,8 +121,7 @@ class Eviction(Method, ABC):
         for layer, (best, competes_BN) in enumerate(zip(best_L, competes_LBN, strict=True)):
             own = best.scores_BhN, competes_BN, best.protected_BN, count_LB[layer], least
             best_BhN = keep_best_entries(*own, known[layer])
-            others_BN = (candidates.regions_LBN[layer] != Region.PADDING) & ~competes_BN
-            kept.append(best_BhN | others_BN[:, None])
+            kept.append(best_BhN | ((candidates.regions_LBN[layer] != Region.PADDING) & ~competes_BN)[:, None])
         return kept
 
 

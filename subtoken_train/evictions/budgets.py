@@ -161,5 +161,4 @@ def pooled_counts(curve_BRN: Tensor, total_B: Tensor, lower_bound: int) -> Tenso
     classes = torch.where(flat.isneginf(), -1, early).gather(-1, order)
     order = order.gather(-1, classes.sort(dim=-1, descending=True, stable=True).indices)
     within = torch.arange(runs * length, device=flat.device) < total_B[:, None]
-    chosen = torch.zeros_like(within).scatter_(-1, order, within) & ~flat.isneginf()
-    return chosen.view(batch, runs, length).sum(-1)
+    return (torch.zeros_like(within).scatter_(-1, order, within) & ~flat.isneginf()).view(batch, runs, length).sum(-1)

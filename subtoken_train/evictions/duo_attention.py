@@ -109,8 +109,7 @@ def head_counts(alpha_LBh: Tensor, least_LB: Tensor, most_LB: Tensor, total_B: T
     order_TB = alpha_LBh.transpose(1, 2).flatten(0, 1).sort(dim=0, descending=True, stable=True).indices
     room_TB = (most_TB - least_TB).gather(0, order_TB)
     before_TB = room_TB.cumsum(0) - room_TB
-    left_B = (total_B - least_TB.sum(0)).clamp(min=0)
-    granted_TB = torch.minimum(room_TB, (left_B - before_TB).clamp(min=0))
+    granted_TB = torch.minimum(room_TB, ((total_B - least_TB.sum(0)).clamp(min=0) - before_TB).clamp(min=0))
     count_TB = least_TB.scatter_add(0, order_TB, granted_TB)
     # less than streaming takes everywhere: in proportion
     fewer_TB = divide_budget(least_TB, total_B, most_TB.clamp(max=1), least_TB)

@@ -299,8 +299,7 @@ class Compactor(Eviction):
         if self.blending is not None:
             return scores
         count_B = count_Bh.float() if count_Bh.dim() == 1 else count_Bh.float().mean(-1)
-        removed_B = 1 - count_B / competes_BN.sum(-1).clamp(min=1)
-        return _blended(scores, removed_B.clamp(min=0)[:, None, None])
+        return _blended(scores, (1 - count_B / competes_BN.sum(-1).clamp(min=1)).clamp(min=0)[:, None, None])
 
     def _attention(self, view: View, sample: int, rows_n: Tensor) -> Tensor:
         states = view.query_BHNd, view.key_BhNd, view.value_BhNd

@@ -280,8 +280,7 @@ def future_queries(view: View, sinks: int, future: int, covariance: bool) -> tup
     if not covariance:
         return found
     query_BHNd.sub_(mean_BHd[:, :, None]).masked_fill_(others_B1N1, 0.0)
-    half_BHdd = rotation.turn(query_BHNd.mT @ query_BHNd / count_B11[..., None]).mT
-    return *found, rotation.turn(half_BHdd).mT  # R C R^T
+    return *found, rotation.turn(rotation.turn(query_BHNd.mT @ query_BHNd / count_B11[..., None]).mT).mT  # R C R^T
 
 
 DISTANCES = 17  # from 1 to 65,536

@@ -122,8 +122,7 @@ def exact_pyramid(budget_LB: Tensor, entries_LB: Tensor, window_LB: Tensor, beta
     slope_L1 = (len(budget_LB) - 1 - 2 * layer_L1) / max(len(budget_LB) - 1, 1)
     free_LB = torch.where(slope_L1 > 0, entries_LB - budget_LB, budget_LB - least_LB)
     shift_B = torch.where(slope_L1 == 0, torch.inf, free_LB / slope_L1.abs()).amin(0).clamp(min=0)
-    flat_B = (entries_LB < 2 * base_LB).any(0) | shift_B.isinf()
-    line_LB = budget_LB + slope_L1 * shift_B.masked_fill(flat_B, 0)
+    line_LB = budget_LB + slope_L1 * shift_B.masked_fill((entries_LB < 2 * base_LB).any(0) | shift_B.isinf(), 0)
     return divide_budget(line_LB, budget_LB.sum(0), torch.ones_like(budget_LB), entries_LB)
 
 

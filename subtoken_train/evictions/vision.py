@@ -93,8 +93,7 @@ def skewness(importance_BN: Tensor, visual_BN: Tensor) -> Tensor:
     deviation_B = (away_BN.square().sum(-1) / (count_B - 1).clamp(min=1)).sqrt()
     varies_B = (count_B >= 3) & (deviation_B > 1e-6 * mean_B1[:, 0])  # less is rounding of equal numbers
     cubes_B = (away_BN / deviation_B.masked_fill(~varies_B, 1.0)[:, None]).pow(3).sum(-1)
-    factor_B = count_B / ((count_B - 1) * (count_B - 2)).clamp(min=1)
-    return torch.where(varies_B, factor_B * cubes_B, 0.0)
+    return torch.where(varies_B, (count_B / ((count_B - 1) * (count_B - 2)).clamp(min=1)) * cubes_B, 0.0)
 
 
 def layer_weights(strength_LB: Tensor, skewness_LB: Tensor, budgets: AirBudgets) -> Tensor:

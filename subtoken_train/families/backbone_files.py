@@ -110,8 +110,7 @@ def check_finite_weights(model: Any, path: str) -> None:
     for name, whole in (parameters | buffers).items():
         for part in _numbers(whole):
             low, high = part.detach().aminmax()  # NaN where any number is
-            broken = low.isnan() if name in buffers else ~(low.isfinite() & high.isfinite())
-            found[part.device].append((name, broken))
+            found[part.device].append((name, low.isnan() if name in buffers else ~(low.isfinite() & high.isfinite())))
     named = set()
     for flags in found.values():
         values = torch.stack([flag for _, flag in flags]).tolist()

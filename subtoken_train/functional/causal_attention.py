@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
-from subtoken_train.functional.gather import kept_index, take_entries
+from subtoken_train.functional.gather import each_tensor, kept_index, on_device, take_entries
 
 HALF = (torch.float16, torch.bfloat16)
 FLASH_WIDTH = 256  # widest head that flash computes
@@ -145,11 +145,10 @@ class Seen:
 
     def first_column(self, row: int) -> int:
         """Return the first place that a row, or one after it, may see; positions do not rise over padding."""
-        some_hidden = self.places_BK is not None or self.keys_BhK is not None
-        return 0 if self.window is None or some_hidden else max(0, row + 1 - self.window.size)
+        return 0 if self.window is None or self.places_BK is not None else max(0, row + 1 - self.window.size)
 
     def of_rows(self, first: int, end: int, device: torch.device) -> Tensor:
-        """Mark what rows ``first`` to ``end`` see from ``first_column`` to ``end``, bool [B or 1, h or 1, q, N]."""
+        """Mark what rows ``first`` to ``end`` see from ``first_column`` to ``end``, bool [B or 1, 1, q, N]."""
         left = self.first_column(first)
         rows_q1 = torch.arange(first, end, device=device)[:, None]
         columns_K = torch.arange(left, end, device=device)
@@ -158,10 +157,7 @@ class Seen:
             seen_BqK = seen_BqK & self.places_BK[:, None, left:end].to(device)
         if self.window is not None:
             seen_BqK = seen_BqK & self.window.of_rows(first, end, left).to(device)
-        seen_BhqK = seen_BqK[:, None]
-        if self.keys_BhK is not None:
-            seen_BhqK = seen_BhqK & self.keys_BhK[:, :, None, left:end].to(device)
-        return seen_BhqK | (rows_q1 == columns_K)
+        return (seen_BqK | (rows_q1 == columns_K))[:, None]
 
 
 def causal_attention(
@@ -169,7 +165,9 @@ def causal_attention(
 ) -> Tensor:
     """Attend from the last q of K places, [B, H, q, d]."""
     rows, columns = query_BHqd.shape[2], key_BhKd.shape[2]
-    unmasked = all(each is None for each in (seen.places_BK, seen.window, seen.keys_BhK, seen.gate_BhK))
+    if seen.keys_BhK is not None or (seen.gate_BhK is not None and key_BhKd.shape[1] > 1):
+        return _by_key_head(query_BHqd, key_BhKd, value_BhKd, seen, scale, block, dropout)
+    unmasked = seen.places_BK is None and seen.window is None and seen.gate_BhK is None
     if unmasked and (rows == columns or query_BHqd.is_cuda):
         return fused_attention(query_BHqd, key_BhKd, value_BhKd, scale, dropout=dropout)
     key, value = shared_heads(query_BHqd, key_BhKd, value_BhKd, masked=True)
@@ -184,11 +182,36 @@ def causal_attention(
             late_qK = places_K[first - end :, None] - places_K > seen.delay
             bias_BhqK = torch.where(late_qK, seen.gate_BhK[:, :, None, part], 0.0)
             mask_BhqK = bias_BhqK.masked_fill(~mask_BhqK, -torch.inf).to(_computed_in(query_BHqd))
-        if mask_BhqK.shape[1] > 1:
-            mask_BhqK = mask_BhqK.repeat_interleave(query_BHqd.shape[1] // mask_BhqK.shape[1], 1)
         query = query_BHqd[:, :, start:stop]
         parts.append(fused_attention(query, key[:, :, part], value[:, :, part], scale, mask_BhqK, dropout))
     return torch.cat(parts, 2) if len(parts) > 1 else parts[0]
+
+
+def _by_key_head(
+    query_BHqd: Tensor, key_BhKd: Tensor, value_BhKd: Tensor, seen: Seen, scale: float, block: int, dropout: float
+) -> Tensor:
+    """Attend with every key head as a sample of its own; a CPU takes the keys that it has, where nothing trains."""
+    (batch, heads, columns, _), rows = key_BhKd.shape, query_BHqd.shape[2]
+    states = [x.reshape(batch * heads, -1, *x.shape[2:]) for x in (query_BHqd, key_BhKd, value_BhKd)]
+    seen = on_device(seen, query_BHqd.device)
+    keys, gate = (None if x is None else x.flatten(0, 1) for x in (seen.keys_BhK, seen.gate_BhK))
+    own = each_tensor(replace(seen, keys_BhK=None, gate_BhK=None), lambda x: x.repeat_interleave(heads, 0))
+    own = replace(own, gate_BhK=None if gate is None else gate[:, None])
+    if keys is not None:
+        own = replace(own, places_BK=keys if own.places_BK is None else own.places_BK & keys)
+
+    def some(part: slice, index_K: Tensor | None = None) -> Tensor:
+        query, key, value, here = *(x[part] for x in states), own
+        if index_K is not None:
+            key, value = (take_entries(x, index_K[None]) for x in (key, value))
+            here = each_tensor(own, lambda x: x[part, index_K])
+        return causal_attention(query, key, value, here, scale, block, dropout)
+
+    if keys is None or gate is not None or torch.is_grad_enabled() or keys.device.type in DEVICES:
+        return some(slice(None)).view(*query_BHqd.shape[:3], -1)
+    taken_RK = keys | (torch.arange(columns, device=keys.device) >= columns - rows)
+    parts = [some(slice(row, row + 1), taken_K.nonzero()[:, 0]) for row, taken_K in enumerate(taken_RK)]
+    return torch.cat(parts).view(*query_BHqd.shape[:3], -1)
 
 
 def with_key_gradient(
@@ -349,8 +372,7 @@ def _blocks_of_rows(
         few = most is not None and 2 * most < length
         index_BR = _marked(rows_BN, most) if few else torch.arange(length, device=rows_BN.device).where(rows_BN, -1)
         for start in range(0, index_BR.shape[1], BLOCK):
-            stop = length if few else min(start + BLOCK, length)
-            yield index_BR[:, start : start + BLOCK], offset + stop, 0
+            yield index_BR[:, start : start + BLOCK], offset + (length if few else min(start + BLOCK, length)), 0
         return
     index_BR, whole = _marked(rows_BN), window is None and bool(keys_BN.all())
     first_R, last_R = (each.tolist() for each in (index_BR + offset).aminmax(dim=0))

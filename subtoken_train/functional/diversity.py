@@ -51,8 +51,7 @@ def volume_places(unit_BND: Tensor, weight_BN: Tensor, open_BN: Tensor, steps: i
     square_BN = weight_BN.float().square()
     for step in range(steps):
         row_B1 = _choose(square_BN * left_BN, open_BN, place_BN, step)
-        own_Bk1 = factor_BkN.gather(2, row_B1[:, None].expand(-1, steps, 1))
-        explained_BN = plain_product(own_Bk1.mT, factor_BkN)[:, 0]
+        explained_BN = plain_product(factor_BkN.gather(2, row_B1[:, None].expand(-1, steps, 1)).mT, factor_BkN)[:, 0]
         rest_B1 = left_BN.gather(1, row_B1)
         direction_BN = (_likeness(unit_BND, row_B1) - explained_BN) * rest_B1.clamp(min=SAME).rsqrt()
         factor_BkN[:, step] = direction_BN.masked_fill(rest_B1 < SAME, 0)
@@ -97,8 +96,7 @@ def _choose(value_BN: Tensor, open_BN: Tensor, place_BN: Tensor, step: int) -> T
 
 
 def _likeness(unit_BND: Tensor, row_B1: Tensor) -> Tensor:
-    one_BD1 = unit_BND.gather(1, row_B1[..., None].expand(-1, -1, unit_BND.shape[-1])).mT
-    return plain_product(unit_BND, one_BD1)[..., 0]
+    return plain_product(unit_BND, unit_BND.gather(1, row_B1[..., None].expand(-1, -1, unit_BND.shape[-1])).mT)[..., 0]
 
 
 def _zeroed(values: Tensor) -> Tensor:

@@ -76,8 +76,7 @@ def plain_product(first: Tensor, second: Tensor) -> Tensor:
 def masked_mean(rows_BND: Tensor, mask_BN: Tensor) -> Tensor:
     """Average the marked rows, [B, D] in fp32 under any autocast; zeros where none is marked."""
     weight_BN = mask_BN.float()
-    sum_BD = plain_product(weight_BN[:, None], rows_BND.float()).squeeze(1)
-    return sum_BD / weight_BN.sum(-1, keepdim=True).clamp(min=1)
+    return plain_product(weight_BN[:, None], rows_BND.float()).squeeze(1) / weight_BN.sum(-1, keepdim=True).clamp(min=1)
 
 
 def last_marked(marked_BN: Tensor, count_B1: Tensor | int) -> Tensor:

@@ -60,8 +60,7 @@ def _reducer_of(reducer: str | Reducer | None, keep_ratio: float | None) -> Redu
 
 
 def _one_of(names: str, first: Any, second: Any) -> Any:
-    both = first is not None and second is not None
-    refuse((both, f"{names} are two names for the same argument; give one of them"))
+    refuse((first is not None and second is not None, f"{names} are two names for the same argument; give one of them"))
     return second if first is None else first
 
 

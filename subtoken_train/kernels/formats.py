@@ -99,8 +99,7 @@ class Format:
 
     def code_width(self, width: int) -> int:
         """Return how many numbers store a vector of ``width`` channels."""
-        beside = width // self.inner if self.inner else 0
-        return width * self.bits // 8 + beside if self.rounds else width
+        return width * self.bits // 8 + (width // self.inner if self.inner else 0) if self.rounds else width
 
     def width(self, code_width: int) -> int:
         """Return how many channels ``code_width`` stored numbers hold."""

@@ -75,8 +75,7 @@ def _bytes(layer: LayerPlan, kept_BN: Tensor, shape: KVShape, layout: Layout) ->
     pieces = shape.num_kv_heads * num_groups
     if layout == "contiguous":
         pieces = shape.value_dim // math.gcd(shape.value_dim // num_groups, shape.head_dim)
-    bits = int(heads[kept_BN][partial].sum()) * pieces // shape.num_kv_heads
-    return slices * head_bytes, values, math.ceil(bits / 8)
+    return slices * head_bytes, values, math.ceil(int(heads[kept_BN][partial].sum()) * pieces // shape.num_kv_heads / 8)
 
 
 def emptied_regions(plan: Plan, regions_BN: Tensor, held_LBN: Sequence[Tensor]) -> list[dict[str, int]]:

@@ -470,8 +470,7 @@ class SparseVLM(StagedReducer):
         tokens, read = int(visual_M.sum()), int(read_M.sum())
         left = min(tokens, max(int(view.count_B[sample]), read))
         kept = max(read, kept_of(tokens, left)) if left < tokens else tokens
-        rank_M = rank_candidates(scores_M.masked_fill(read_M, torch.inf)[None], visual_M[None])[0]
-        kept_M = visual_M & (rank_M < kept)
+        kept_M = visual_M & (rank_candidates(scores_M.masked_fill(read_M, torch.inf)[None], visual_M[None])[0] < kept)
         if kept == left:
             return kept_M, rows_M
         order = top_indices(scores_M.masked_fill(~visual_M | kept_M, -torch.inf), tokens - int(kept_M.sum()))

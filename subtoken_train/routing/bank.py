@@ -28,6 +28,7 @@ from subtoken_train.ledger.kv_budget import KVShape, exact, head_costs
 from subtoken_train.routing import SELECTORS, RoutingConfig, build_selector
 from subtoken_train.routing.routers import OutputNorms, fp32_linear, init_router
 from subtoken_train.routing.shares import HeadShares
+from subtoken_train.types import EntryCosts
 from subtoken_train.view.view import ABSENT, View
 
 OPEN = 5.0
@@ -401,13 +402,15 @@ class RouterBank(nn.Module):
         key_BhN = torch.cat([keys_BNh.mT for _, keys_BNh in logits], 1)
         offered_BhNs = torch.cat([torch.unflatten(x, -1, (heads, -1)).transpose(1, 2) for x, _ in logits], 1)
         costs, pooled = head_costs(self.shape, config.num_groups), config.byte_pool in ("layer", "all")
+        if self.whole:  # a key is offered with its group, not before it
+            offered_BhNs, costs = offered_BhNs[..., :0], EntryCosts(costs.key + costs.group, costs.dense, costs.dense)
         count_B = competes_BhN.sum((1, 2)) if pooled else routed[0].sum(-1)
         budget = budget_bytes(count_B, costs.dense, exact(config.byte_share))
         if self.shares is not None:
             budget = self.shares.spent(first, count_B, both[1][0].sum(-1))
         keys_BhN, groups_BhNs = best_in_bytes(key_BhN, offered_BhNs, competes_BhN, always_BhN, costs, budget, pooled)
-        chosen = keys_BhN & ~always_BhN, groups_BhNs
-        parts = keys_BhN, groups_BhNs, cut_logit(key_BhN, offered_BhNs, *chosen, costs, pooled)
+        cut_Bh = cut_logit(key_BhN, offered_BhNs, keys_BhN & ~always_BhN, groups_BhNs, costs, pooled)
+        parts = keys_BhN, keys_BhN[..., None] if self.whole else groups_BhNs, cut_Bh
         by_layer = zip(*(x.chunk(len(routed), 1) for x in parts), routed, strict=True)
         return [
             Spent(groups.transpose(1, 2).flatten(2), keys | ~own_BN[:, None], cut)

@@ -160,9 +160,8 @@ def test_an_upload_that_fails_loses_nothing(hub, session, vlm_adapter, tmp_path)
     assert f"{tmp_path / 'out'} is written, but not published: " in line
     assert adapter.files() == before
     assert len(hub.objects) == 1
-    command = shlex.split(line.split("Try again with: ")[1])
     hub.requests.clear()
-    result = session.run(*command[1:])
+    result = session.run(*shlex.split(line.split("Try again with: ")[1])[1:])
     assert result.code == 0, result.err
     assert sum(request.startswith("PUT /lfs") for request in hub.requests) == 1
     assert adapter.files() == on_disk(tmp_path / "out")

@@ -35,9 +35,8 @@ def plain_ridge(inputs, targets, ridge):
     """Weights and bias by numpy's least squares: standardised inputs, and a row of the penalty for each of them."""
     x, y = inputs.double().numpy(), targets.double().numpy()
     mean, deviation = x.mean(0), x.std(0)
-    above = (x - mean) / deviation
     below = np.sqrt(ridge * len(x)) * np.eye(x.shape[1])
-    rows = np.vstack([above, below]), np.vstack([y - y.mean(0), np.zeros((x.shape[1], y.shape[1]))])
+    rows = np.vstack([(x - mean) / deviation, below]), np.vstack([y - y.mean(0), np.zeros((x.shape[1], y.shape[1]))])
     weight = np.linalg.lstsq(*rows, rcond=None)[0] / deviation[:, None]
     return weight.T, y.mean(0) - mean @ weight
 
@@ -185,8 +184,7 @@ def test_a_gate_learns_scores_and_is_made_of_all_examples(shallow, monkeypatch):
         examples = [token_scorers.kvzip_examples(shallow, each) for each in contexts]
     for layer, own in enumerate(found.nets):
         both = token_scorers.layer_examples(examples, layer, torch.device("cpu"))
-        expected = token_scorers.gate(*both, heads // found.heads, 4, 0)
-        assert all(map(partial(torch.allclose, atol=1e-6), own, expected))
+        assert all(map(partial(torch.allclose, atol=1e-6), own, token_scorers.gate(*both, heads // found.heads, 4, 0)))
     refuses("set one of them", token_scorers.ScorerCalibrator(sinks=4, hidden=8).numbers, shallow, contexts)
 
 

@@ -229,8 +229,7 @@ def test_texts(capsys, tmp_path):
 def test_a_scene_as_the_loss_sees_it(tmp_path, capsys):
     """By the embedded VLM's recipe on four scenes."""
     write_scene_split(tmp_path / "scenes", "train", 4, seed=0)
-    scenes = of(tmp_path / "scenes/train.json", "--data.val_file", "null")
-    out = printed(capsys, "preview", *scenes, "--count", "2")
+    out = printed(capsys, "preview", *of(tmp_path / "scenes/train.json", "--data.val_file", "null"), "--count", "2")
     samples = re.findall(r"'train-00000\d', 1 image: (\d+) tokens \((.*)\), (\d+) trained", out)
     assert len(samples) == 2
     for tokens, counts, trained in samples:
@@ -253,10 +252,9 @@ def test_a_corpus_is_shown_without_packing_it_and_without_weights(tmp_path, monk
 
 
 def test_a_sample_without_a_trained_token_is_warned_about():
-    tokenizer = build_processor().tokenizer
     ids, regions = torch.tensor([[1, 7, 8, 0]]), torch.tensor([[Region.ANSWER, Region.QUERY, Region.QUERY, 0]])
     labels = torch.tensor([[1, -100, -100, -100]])  # the first token is never a target
     batch = Batch(ids, labels, regions, torch.tensor([-1]), None, torch.tensor([0]), ["odd"])
-    text = "\n".join(sample_lines(batch, tokenizer))
+    text = "\n".join(sample_lines(batch, build_processor().tokenizer))
     assert "'odd': 3 tokens (2 query, 1 answer), 0 trained\n  warning: no token of this sample is trained\n" in text
     assert text.count("masked") == 2

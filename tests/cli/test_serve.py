@@ -80,10 +80,6 @@ def test_it_answers_until_it_is_told_to_end():
     assert "Traceback" not in said
 
 
-def children(pid):
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="no /proc to find the processes in")
 def test_two_processes_answer_at_one_address_and_end_together():
     with serving("--device", "cpu,cpu") as (running, port):
@@ -95,7 +91,8 @@ def test_two_processes_answer_at_one_address_and_end_together():
             said.add(reply.choices[0].message.content)
             client.close()
         assert len(said) == 1
-        servers = [pid for pid in children(running.pid) if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
+        children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+        servers = [int(pid) for pid in children if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
         assert len(servers) == 2
         os.kill(servers[1], signal.SIGKILL)
         running.wait(timeout=60)

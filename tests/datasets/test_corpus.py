@@ -199,8 +199,7 @@ def test_every_token_has_one_region_and_only_what_is_predicted_a_label(lengths):
     batch = collate_text([TextSample(range(1, c + q + a + 1), c, q, "x") for c, q, a in lengths], pad_id=0)
     for row, (context, query, answer) in enumerate(lengths):
         assert [int((batch.regions_BN[row] == region).sum()) for region in (C, Q, A)] == [context, query, answer]
-        labelled = batch.regions_BN[row] == (A if answer else Q)
-        assert (batch.labels_BN[row] != -100).tolist() == labelled.tolist()
+        assert (batch.labels_BN[row] != -100).tolist() == (batch.regions_BN[row] == (A if answer else Q)).tolist()
         assert (batch.regions_BN[row] == P).tolist() == (batch.input_ids_BN[row] == 0).tolist()
         assert batch.regions_BN[row, batch.rank_position_B[row]] == Q
 
@@ -213,9 +212,8 @@ def own(tmp_path):
     """A new user's own data: three records in words that no scene has."""
     Image.new("RGB", (96, 96)).save(tmp_path / "cat.png")
     turns = [{"from": "human", "value": "<image>\nwhat animal is there ?"}, {"from": "gpt", "value": "a sleepy cat"}]
-    records = [{"id": str(i), "image": "cat.png", "conversations": turns} for i in range(3)]
     path = tmp_path / "own.json"
-    path.write_text(json.dumps(records))
+    path.write_text(json.dumps([{"id": str(i), "image": "cat.png", "conversations": turns} for i in range(3)]))
     return path
 
 

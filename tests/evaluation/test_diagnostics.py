@@ -24,7 +24,6 @@ from tests.support.text_families import text_batch, text_family
 
 S4K1 = RoutingConfig(num_groups=4, kept_groups=1)
 GLOBAL = RoutingConfig(num_groups=4, kept_groups=1, budget="global")
-MIXED = [(1, 9), (2, 7), (0, 12)]
 
 
 def routed_arm(family, routing=S4K1, **reducer):
@@ -36,7 +35,7 @@ def routed_arm(family, routing=S4K1, **reducer):
 @pytest.mark.parametrize("stage", ["embeds", "decoder"])
 @torch.no_grad()
 def test_an_observation_is_what_the_pass_did(tiny_family, stage):
-    backbone, batch = routed_arm(tiny_family, stage=stage), make_batch(MIXED)
+    backbone, batch = routed_arm(tiny_family, stage=stage), make_batch([(1, 9), (2, 7), (0, 12)])
     result = backbone.run(batch, pad_left=True)
     found = diagnostics.observe(backbone, batch, with_relevance=True)
     layers = list(range(4) if stage == "embeds" else range(2, 4))
@@ -90,9 +89,8 @@ def test_counts_add_up(tiny_family, tmp_path, routing):
 @pytest.mark.parametrize("budget", ["per_token", "global"])
 def test_a_language_model(budget):
     """Quest keeps other context tokens in every layer; only those are routed, ranked and attended to."""
-    family = text_family("llama")
     routing = RoutingConfig(num_groups=4, kept_groups=1, budget=budget, query_conditioned=True)
-    backbone = compress(family, routing, name="quest", keep_ratio=0.5, page_size=4, window=4).eval()
+    backbone = compress(text_family("llama"), routing, name="quest", keep_ratio=0.5, page_size=4, window=4).eval()
     batch = text_batch([(24, 6, 0), (16, 4, 0)])
     found = diagnostics.observe(backbone, batch, with_relevance=True)
     context_BN = batch.regions_BN == Region.CONTEXT
@@ -227,12 +225,11 @@ def test_a_sample_that_ends_is_read_no_further(monkeypatch):
 
 @pytest.mark.parametrize("name", [*EVICTIONS, "ada(snapkv)"])
 def test_a_watched_method_scores_and_plans_as_it_does(name):
-    prompts = [PROMPTS["text before and after"], PROMPTS["two images"]]
     method, layers = build_eviction(name, **settings_for(name)), []
     other = watched(method, layers)
     assert type(other) is not type(method)
     assert other.name == method.name
-    views = layer_views(prompts, other.needs, "left")
+    views = layer_views([PROMPTS["text before and after"], PROMPTS["two images"]], other.needs, "left")
     scores, counts, kept, candidates = plan(method, views, 0.4)
     scores_1, counts_1, everything, _ = plan(other, views, 0.4)
     assert torch.equal(counts, counts_1)
@@ -321,10 +318,9 @@ def test_nothing_read_is_no_figure():
 
 def test_phases_correlate_over_the_layers_of_a_prompt():
     """1 and -1 where generated tokens follow the prompt, or turn it round; a prompt without any is left out."""
-    generated = {"a": [0.1, 0.2, 0.4], "b": [0.8, 0.6, 0.2], "c": [math.nan] * 3}
     made = [
         diagnostics.PromptLayer(name, layer, *[0.0] * 3, (0.3, 0.4, 0.6)[layer], own[layer], *[0.0] * 4)
-        for name, own in generated.items()
+        for name, own in {"a": [0.1, 0.2, 0.4], "b": [0.8, 0.6, 0.2], "c": [math.nan] * 3}.items()
         for layer in range(3)
     ]
     assert diagnostics.phase_correlation([row for row in made if row.record == "a"]) == pytest.approx(1)

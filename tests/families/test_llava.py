@@ -108,10 +108,9 @@ def test_prompts_and_pixels_are_transformers(family, together):
 
 
 def test_a_videos_prompt_is_transformers(family):
-    frames = video(3).frames
     mine = inputs_of(family, "<image>\nwhat moves?", [video(3)])
     text = family.render([Turn("<image>\nwhat moves?")]).text.replace("<image>", "<video>")
-    theirs = their_processor(family)(text=text, videos=[list(frames)], return_tensors="pt")
+    theirs = their_processor(family)(text=text, videos=[list(video(3).frames)], return_tensors="pt")
     assert set(mine) == set(theirs)
     for name in theirs:
         assert torch.equal(mine[name], theirs[name]), name

@@ -177,6 +177,26 @@ def test_slopes_of_kept_and_dropped_keys(size, block):
         assert torch.allclose(slopes[b, head, place], expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("devices", [(), ("cpu",)])
+@pytest.mark.parametrize("size", [None, 8])
+def test_a_head_reads_its_own_keys_alone(size, devices, dtype, monkeypatch):
+    """Rows that are asked too may be gone for others, a head may have no key, a key head may serve all."""
+    monkeypatch.setattr(attend, "DEVICES", devices)
+    query, key, value, _, visible, _ = made(7, dtype)
+    keep, own = random_mask(13, B, HEADS, K), torch.eye(K, dtype=torch.bool)[CONTEXT:]
+    keep[1, 0] = False
+    seen = attend.Seen(visible, None if size is None else attend.SlidingWindow(size, torch.arange(K).expand(B, K)))
+    mask = (seen.of_rows(CONTEXT, K, query.device) & keep[:, :, None]) | own
+    for heads, other, marks in ((2, mask, keep), (1, mask[:, :1], keep[:, :1])):
+        few = key[:, :heads].clone(), value[:, :heads].clone()
+        expected = attend.fused_attention(query, *few, SCALE, other.repeat_interleave(H // heads, 1))
+        with torch.no_grad():
+            found = attention(query, *few, marks, seen, 2)
+        torch.testing.assert_close(found, expected, atol=max(1e-6, torch.finfo(dtype).eps), rtol=1e-6)
+    assert not keep[1, 0].any()
+
+
 def test_queries_keys_and_values_learn_as_without_it():
     query, key, value, keep, visible, learns = made(5)
     seen, grads = attend.Seen(visible), []

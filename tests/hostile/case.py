@@ -261,8 +261,7 @@ def neutral(text: str, work: Path) -> str:
 
 
 def written(work: Path, writes: Sequence[str]) -> dict[str, str]:
-    tops = [work / name for name in writes]
-    paths = [path for top in tops for path in (top, *top.rglob("*")) if path.is_file()]
+    paths = [path for top in [work / name for name in writes] for path in (top, *top.rglob("*")) if path.is_file()]
     return {
         str(path.relative_to(work)): content_of(path, work)
         for path in paths

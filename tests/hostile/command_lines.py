@@ -96,9 +96,8 @@ def refused_option(text: str, place: Place, option: str, value: str) -> Case:
         index = words.index(option)
         del words[index : index + 2]
     shown = value[:40].encode("unicode_escape").decode()
-    nul = "a NUL" if "\0" in value else ""
     names = (option.strip("-").rstrip("s"), option.strip("-").replace("-", "_"))
-    named = (*names, nul, shown, value.partition("=")[0].rpartition(".")[2], value[:40])
+    named = (*names, "a NUL" if "\0" in value else "", shown, value.partition("=")[0].rpartition(".")[2], value[:40])
     told = value.strip() and option != "--push-to-hub"  # of nothing a message may say that it is nothing
     what = f"{words[0]} {option} {value[:60]!r}"
     return Case(what, [*words, f"{option}={value}"], Expect.REFUSED, says=tuple(filter(None, named)) if told else ())

@@ -72,7 +72,6 @@ data_files = one_of(
     records("train.json", grammar.MARKED),
     records("train.jsonl", grammar.MARKED_LINES),
 )
-HEADERS = ("a,b,c", "image,question", "image,question,image", "", ",,")
 
 
 def csv_text(draw: random.Random, path: Path) -> Spoilt:
@@ -80,7 +79,7 @@ def csv_text(draw: random.Random, path: Path) -> Spoilt:
     header, *rows = path.read_text().splitlines()
     kind, row = draw.choice(("header", "image", "text")), draw.randrange(len(rows))
     if kind == "header":
-        header = what = draw.choice(HEADERS)
+        header = what = draw.choice(("a,b,c", "image,question", "image,question,image", "", ",,"))
     else:
         cells, column = rows[row].split(","), 0 if kind == "image" else draw.choice((1, 2))
         what = draw.choice(OUTSIDE if kind == "image" else ("", " ", "\x00", "\u200b", "\ufeff"))
@@ -190,8 +189,7 @@ def benchmarks(draw: random.Random, place: Place) -> Case:
     suffixes = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".parquet")
     path = draw.choice(sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix in suffixes))
     what, expect = benchmark_file(draw, path)
-    spoilt = f"{path.relative_to(place.work)}: {what}", expect
-    return read_by(place, f"data {name} --root {name} --limit 2", spoilt)
+    return read_by(place, f"data {name} --root {name} --limit 2", (f"{path.relative_to(place.work)}: {what}", expect))
 
 
 def whole_lines(content: bytes) -> list[Any]:

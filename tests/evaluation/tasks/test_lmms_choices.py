@@ -19,7 +19,6 @@ GIVEN = {
     "question_id": 1, "dataset": "x", "question_type": "q", "id": "validation_Art_Theory_1",
     **{f"image_{n}": {"bytes": picture(n), "path": None} for n in range(1, 8)},
 }  # fmt: skip
-OWN = {"ai2d": {"answer": "0"}, "ocrbench": {"answer": ["x"]}}
 
 
 def lines(name):
@@ -32,14 +31,13 @@ def written(folder, task, document):
     """A set of one row."""
     if task == "mmbench_cn":
         return mmbench_parquet(folder, [document], "cn")
-    row = {**GIVEN, **OWN.get(task, {}), **document}
+    row = {**GIVEN, **{"ai2d": {"answer": "0"}, "ocrbench": {"answer": ["x"]}}.get(task, {}), **document}
     return write_rows(folder, f"data/{SPLITS.get(task, 'test')}-00000-of-00001", [row])
 
 
 @pytest.mark.parametrize(("task", "document", "expected"), lines("prompts"))
 def test_prompts(tmp_path, task, document, expected):
-    options = {"prompt": "lmms"} if task == "mmbench_cn" else {}
-    built = build_task(task, written(tmp_path, task, document), **options)
+    built = build_task(task, written(tmp_path, task, document), **{"prompt": "lmms"} if task == "mmbench_cn" else {})
     (sample,) = built.samples()
     assert sample.prompt == "<image>\n" * len(sample.images) + expected
     check_samples(built, [sample])
