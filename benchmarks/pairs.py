@@ -35,4 +35,4 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def write(record: Mapping[str, Any] | Sequence[Any], path: Path) -> None:
     """Write a record, or a list of them, as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    path.write_text(json.dumps(record, separators=(",", ":")) + "\n")

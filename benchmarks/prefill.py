@@ -67,8 +67,7 @@ class Prompt:
 
     def run(self, **options: Any) -> DynamicCache:
         """The plain pass."""
-        cache, hidden = DynamicCache(config=self.model.config), self.hidden
-        visible = torch.ones_like(self.regions)
+        cache, hidden, visible = DynamicCache(config=self.model.config), self.hidden, torch.ones_like(self.regions)
         rotary = self.model.rotary_emb(hidden, self.position)
         mask = create_causal_mask(self.model.config, hidden, visible, cache, position_ids=self.position)
         for layer in self.model.layers:
@@ -80,8 +79,7 @@ class Prompt:
 
     def routed(self) -> None:
         """With routers; packed."""
-        visual = self.regions == Region.VISUAL
-        seed = torch.zeros(1, dtype=torch.long, device=visual.device)
+        visual, seed = self.regions == Region.VISUAL, torch.zeros(1, dtype=torch.long, device=self.regions.device)
         state = RoutingState(visual, self.regions == Region.QUERY, self.position, seed)
         with self.bank.routing(state):
             cache = self.run()
@@ -154,10 +152,12 @@ def times(record: dict[str, Any]) -> str:
 
 
 def recipe(record: dict[str, Any]) -> str:
-    """A row per part of what ``subtoken-train benchmark`` timed, a column per other side."""
-    (row,) = record["rows"]
-    rows = [[f"{row['prompt']['length']:,}", part, *map(cell, own.values())] for part, own in row["ratios"].items()]
-    return markdown(["tokens", "part", *(side.replace("_", " ") for side in row["ratios"]["step"])], rows)
+    """A row per model that ``subtoken-train benchmark`` timed; bytes are of the prompt, in two-byte numbers."""
+    parts, rows = (("prefill", "dynamic"), ("step", "dynamic"), ("step", "anchor")), []
+    for row in record["rows"]:
+        held, dense = (row["sides"][side]["prompt_bytes"]["total"] for side in ("routed", "dynamic"))
+        rows.append([row["model"], f"{2 * held / dense:.1%}", *(cell(row["ratios"][a][b]) for a, b in parts)])
+    return markdown(["model", "bytes", *map(" / ".join, parts)], rows)
 
 
 def main() -> None:

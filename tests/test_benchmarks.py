@@ -31,7 +31,7 @@ TABLES = {
     "gpus": ("gpu_suite:goals", "speed/gpu-suite.json", "speed.md"),
     "decode": ("decode:table", "speed/decode-cpu-float32.json", "speed.md"),
     "prefill": ("prefill:times", "speed/prefill-cpu-float32.json", "speed.md"),
-    "recipe": ("prefill:recipe", "speed/benchmark-smollm2_bytes12p5_lora.json", "speed.md"),
+    "recipe": ("prefill:recipe", "speed/recipe-cpu-float32.json", "speed.md"),
     "training": ("training_cost:table", "speed/training-cpu-float32.json", "speed.md"),
     "peers": ("peers:table", "speed/peers-cpu-float32.json", "speed.md"),
 }
