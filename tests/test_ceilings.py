@@ -10,7 +10,7 @@ from tests.support.places import ROOT
 CEILINGS = {
     "lines of the package": 51_364,
     "files of the package": 278,
-    "lines of tests": 51_968,
+    "lines of tests": 51_966,
     "lines of benchmark programs": 5_395,
     "words of pages": 38_357,
     "tracked megabytes": 23.87,
