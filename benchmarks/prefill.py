@@ -152,7 +152,7 @@ def times(record: dict[str, Any]) -> str:
 
 
 def recipe(record: dict[str, Any]) -> str:
-    """A row per model that ``subtoken-train benchmark`` timed; bytes are of the prompt, in two-byte numbers."""
+    """A row per model; the record joins those of ``subtoken-train benchmark``. Bytes: a share of a bf16 cache."""
     parts, rows = (("prefill", "dynamic"), ("step", "dynamic"), ("step", "anchor")), []
     for row in record["rows"]:
         held, dense = (row["sides"][side]["prompt_bytes"]["total"] for side in ("routed", "dynamic"))
